@@ -1,0 +1,765 @@
+//! Shared Subscriptions (4.8.2): a group gives each message to one of its members, as a lease.
+//!
+//! With a persistent member the group is a log, and a lease survives a crash; without one it lives in memory. QoS 1 in flight goes to
+//! another member when its holder leaves [MQTT-4.8.2-5]; QoS 2 in flight only ever to the same client [MQTT-4.8.2-4]. Must not know how its
+//! members are connected.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    future::poll_fn,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+};
+
+use dashmap::DashMap;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::{
+    auth::Access,
+    metrics::DropReason,
+    mqtt::{Filter, Message, PacketId, QoS, Timestamp, packet::SubscriptionOptions},
+    router::{Subscription, Target},
+    session::{Delivery, LogView, Source},
+    storage::{Batch, Body, EntryHead, Error, LogEntry, Lsn, OpenEntry, Outcome, Step, StoredGroup},
+};
+
+use super::{
+    Broker, Client, Receiver, Turn,
+    mailbox::Put,
+    publish::{HandOver, Op, log_state, lower},
+};
+
+/// All groups.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    by_filter: Mutex<GroupsByFilter>,
+    by_id: DashMap<u64, Arc<Group>, foldhash::fast::RandomState>,
+}
+
+type GroupsByFilter = HashMap<Filter, Arc<Group>, foldhash::fast::RandomState>;
+
+/// One group: everybody who subscribes to `$share/{name}/{filter}`.
+#[derive(Debug)]
+pub struct Group {
+    id: u64,
+    filter: Filter,
+    logged: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    members: Vec<Member>,
+    /// Whose turn it is.
+    next: usize,
+    tail: u64,
+    last_commit: u64,
+    view: LogView,
+    /// Messages that no member has, in order.
+    waiting: VecDeque<Entry>,
+    leased: BTreeMap<u64, (u64, Entry)>,
+    /// Entries settled whose records are still to be removed from the store.
+    unrecorded: Vec<Entry>,
+    /// Entries after `read_to` are in the log alone.
+    behind: bool,
+    read_to: u64,
+    loading: bool,
+    /// Counts the times that the state was read from the store: a page of before is not for after.
+    epoch: u64,
+    /// The last member has left: the group is no more.
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Member {
+    receiver: Arc<Receiver>,
+    options: SubscriptionOptions,
+    ids: Option<Arc<[u32]>>,
+    online: bool,
+    leases: usize,
+    window: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    seq: u64,
+    message: Arc<Message>,
+    /// As published.
+    retain: bool,
+    body: u64,
+    again: bool,
+    /// The commit that hands it over; 0 where none does.
+    commit: u64,
+}
+
+impl Groups {
+    pub(super) fn by_id(&self, id: u64) -> Option<Arc<Group>> {
+        self.by_id.get(&id).map(|group| group.clone())
+    }
+
+    fn by_filter(&self, filter: &Filter) -> Option<Arc<Group>> {
+        self.by_filter.lock().get(filter).cloned()
+    }
+
+    fn all(&self) -> Vec<Arc<Group>> {
+        self.by_id.iter().map(|group| group.clone()).collect()
+    }
+}
+
+impl Group {
+    fn new(id: u64, filter: Filter, logged: bool, state: State) -> Arc<Self> {
+        Arc::new(Self { id, filter, logged: AtomicBool::new(logged), state: Mutex::new(state) })
+    }
+
+    /// Whether a member is persistent: the group then is a log.
+    #[must_use]
+    pub fn is_logged(&self) -> bool {
+        self.logged.load(Ordering::Acquire)
+    }
+
+    /// Gives `message` to a member, or keeps it until one has room. `log` is where it is appended, for a group with a log. With `later`
+    /// the commit of that batch hands it over.
+    #[allow(clippy::too_many_arguments)] // the publish path passes what it holds
+    pub(super) fn give(
+        self: &Arc<Self>,
+        broker: &Broker,
+        message: &Arc<Message>,
+        retain: bool,
+        log: Option<(&mut Batch, &Body<'_>)>,
+        turn: &mut Turn,
+        later: Option<&mut HandOver>,
+        now: Timestamp,
+    ) {
+        let mut state = self.state.lock();
+        if state.ended {
+            turn.counts.dropped(DropReason::SessionEnded);
+            return;
+        }
+        let mut entry =
+            Entry { seq: state.tail + 1, message: message.clone(), retain, body: 0, again: false, commit: 0 };
+        // Members that take QoS 0 alone are not kept anything for.
+        if message.qos == QoS::AtMostOnce || !state.members.iter().any(Member::takes_more_than_once) {
+            state.give_at_most_once(broker, &entry, turn, later);
+            return;
+        }
+        let limit = broker.limits.max_queued_messages;
+        if limit > 0 && state.tail.saturating_sub(state.view.head()) >= limit {
+            turn.counts.dropped(DropReason::QueueFull);
+            return;
+        }
+        let mut batch = None;
+        if let Some((open, body)) = log.filter(|_| self.is_logged()) {
+            let head = EntryHead { qos: message.qos, retain, subscription_ids: Default::default() };
+            entry.body = open.append(self.id, entry.seq, &head, body).unwrap_or_default();
+            state.last_commit = open.lsn().0;
+            turn.counts.messages_queued += 1;
+            batch = Some(open);
+        }
+        state.tail = entry.seq;
+        if state.behind {
+            return;
+        }
+        if let Some(later) = later {
+            entry.commit = later.commit;
+            later.await_commit(self);
+        }
+        state.read_to = entry.seq;
+        state.waiting.push_back(entry);
+        state.pump(self, broker, turn, now);
+        if let Some(batch) = batch {
+            self.record(&mut state, batch);
+        }
+        if self.is_logged() && state.waiting.len() > HELD_MESSAGES {
+            state.behind = true;
+            if let Some(last) = state.waiting.pop_back() {
+                state.read_to = last.seq - 1;
+            }
+        }
+        self.load_if_behind(broker, &mut state);
+    }
+
+    /// `session` has settled entry `seq`.
+    pub(super) fn settle(
+        self: &Arc<Self>,
+        broker: &Broker,
+        session: u64,
+        seq: u64,
+        batch: Option<&mut Batch>,
+        turn: &mut Turn,
+        now: Timestamp,
+    ) {
+        let mut state = self.state.lock();
+        if state.leased.get(&seq).is_none_or(|(holder, _)| *holder != session) {
+            return;
+        }
+        let Some((_, entry)) = state.leased.remove(&seq) else { return };
+        if let Some(member) = state.member(session) {
+            member.leases = member.leases.saturating_sub(1);
+        }
+        state.settle(self, entry);
+        state.pump(self, broker, turn, now);
+        if let Some(batch) = batch {
+            self.record(&mut state, batch);
+        }
+        self.load_if_behind(broker, &mut state);
+    }
+
+    /// What became of the commit that entries wait for is known.
+    pub(super) fn committed(self: &Arc<Self>, broker: &Broker, turn: &mut Turn, now: Timestamp) {
+        self.pump(broker, &mut self.state.lock(), turn, now);
+        self.flush(broker);
+    }
+
+    /// Whether `session` still holds the lease of `seq`.
+    pub fn is_leased_to(&self, seq: u64, session: u64) -> bool {
+        self.state.lock().leased.get(&seq).is_some_and(|(holder, _)| *holder == session)
+    }
+
+    fn pump(self: &Arc<Self>, broker: &Broker, state: &mut State, turn: &mut Turn, now: Timestamp) {
+        state.pump(self, broker, turn, now);
+        self.load_if_behind(broker, state);
+    }
+
+    /// Writes what was settled since the last time.
+    fn record(&self, state: &mut State, batch: &mut Batch) {
+        for entry in state.unrecorded.drain(..) {
+            if entry.message.qos == QoS::ExactlyOnce {
+                batch.delete_open(self.id, entry.seq);
+            }
+            if entry.body > 0 {
+                batch.release_body(entry.body);
+            }
+        }
+        if !self.is_logged() || !state.view.take_changed() {
+            return;
+        }
+        if let Some((from, to)) = state.view.take_trim(TRIM_AT) {
+            batch.trim(self.id, from, to);
+        }
+        batch.put_log_state(self.id, &log_state(&state.view));
+    }
+
+    /// The same, where no batch was at hand. Not under the group's lock.
+    fn flush(&self, broker: &Broker) {
+        if self.is_logged() && !self.state.lock().unrecorded.is_empty() {
+            broker.store.write(|batch| self.record(&mut self.state.lock(), batch));
+        }
+    }
+
+    /// Reads on in the log, off the runtime's threads, once nothing waits in memory.
+    fn load_if_behind(self: &Arc<Self>, broker: &Broker, state: &mut State) {
+        if !state.behind || state.loading || !state.waiting.is_empty() || !state.members.iter().any(Member::has_room) {
+            return;
+        }
+        let (Some(broker), Ok(runtime)) = (broker.this(), tokio::runtime::Handle::try_current()) else { return };
+        state.loading = true;
+        let (group, commit) = (self.clone(), Lsn(state.last_commit));
+        let (from, to, epoch) = (state.read_to + 1, state.tail, state.epoch);
+        runtime.spawn(async move {
+            poll_fn(|context| {
+                broker.store.when_committed(commit, context.waker());
+                if broker.store.outcome(commit) == Outcome::Pending { Poll::Pending } else { Poll::Ready(()) }
+            })
+            .await;
+            let store = broker.store.clone();
+            let id = group.id;
+            let page = tokio::task::spawn_blocking(move || store.read_log(id, from, PAGE_MESSAGES, PAGE_BYTES)).await;
+            match page {
+                Ok(page) => group.loaded(&broker, epoch, from, to, page),
+                Err(error) => {
+                    tracing::error!(group = %group.filter, %error, "reading the log of a shared group failed")
+                }
+            }
+        });
+    }
+
+    /// A page of the log, which ended at `to` when it was asked for.
+    fn loaded(self: &Arc<Self>, broker: &Broker, epoch: u64, from: u64, to: u64, page: Result<Vec<LogEntry>, Error>) {
+        let mut turn = Turn::default();
+        {
+            let mut state = self.state.lock();
+            if state.epoch != epoch {
+                return;
+            }
+            state.loading = false;
+            let page = match page {
+                Ok(page) => page,
+                Err(error) => {
+                    tracing::error!(group = %self.filter, %error, "cannot read the log of a shared group");
+                    return;
+                }
+            };
+            // Only an empty page says that nothing is left.
+            let end = page.last().map_or(to, |entry| entry.seq);
+            let mut next = from;
+            for entry in page {
+                // Entries that are missing were never logged, or are settled and trimmed.
+                state.view.settle_up_to(next, entry.seq);
+                next = entry.seq + 1;
+                state.wait_again(entry);
+            }
+            state.view.settle_up_to(next, end + 1);
+            state.read_to = end;
+            state.behind = end < state.tail;
+            self.pump(broker, &mut state, &mut turn, crate::clock::now());
+        }
+        self.flush(broker);
+        broker.finish(&mut turn);
+    }
+}
+
+impl State {
+    fn member(&mut self, session: u64) -> Option<&mut Member> {
+        self.members.iter_mut().find(|member| member.receiver.session == session)
+    }
+
+    /// An entry that was read from the log.
+    fn wait_again(&mut self, entry: LogEntry) {
+        if self.view.is_settled(entry.seq) || self.leased.contains_key(&entry.seq) {
+            return;
+        }
+        let again = entry.seq <= self.view.sent_until;
+        let (retain, body) = (entry.head.retain, entry.body.unwrap_or_default());
+        self.waiting.push_back(Entry { seq: entry.seq, message: entry.message, retain, body, again, commit: 0 });
+    }
+
+    /// QoS 0: to the next member that is there, or to nobody.
+    fn give_at_most_once(&mut self, broker: &Broker, entry: &Entry, turn: &mut Turn, later: Option<&mut HandOver>) {
+        let Some(at) = self.choose(broker, &entry.message, |member| member.online) else {
+            turn.counts.dropped(DropReason::NotPersistent);
+            return;
+        };
+        let Some(member) = self.members.get(at) else { return };
+        let delivery = member.delivery(entry, Source::Direct);
+        match later {
+            Some(later) => later.push(&member.receiver, delivery),
+            None => put(&member.receiver, delivery, turn),
+        }
+    }
+
+    /// Leases what waits to members that have room. What a commit hands over, and what came after it, waits for that.
+    fn pump(&mut self, group: &Group, broker: &Broker, turn: &mut Turn, now: Timestamp) {
+        while let Some(entry) = self.waiting.front() {
+            let outcome = broker.store.outcome(Lsn(entry.commit));
+            if outcome == Outcome::Pending {
+                return;
+            }
+            let lost = match outcome {
+                // Its publisher is told that it was not taken.
+                Outcome::Failed if entry.message.qos == QoS::ExactlyOnce => Some(DropReason::StorageFailed),
+                _ if !entry.again && entry.message.is_expired(now) => Some(DropReason::Expired),
+                _ => None,
+            };
+            if let Some(reason) = lost {
+                let Some(entry) = self.waiting.pop_front() else { return };
+                turn.counts.dropped(reason);
+                self.settle(group, entry);
+                continue;
+            }
+            let message = entry.message.clone();
+            let Some(at) = self.choose(broker, &message, Member::has_room) else { return };
+            let Some(entry) = self.waiting.pop_front() else { return };
+            let Some(member) = self.members.get_mut(at) else { return };
+            let logged = group.is_logged();
+            let source = Source::Lease { group: group.id, seq: entry.seq, again: entry.again, logged };
+            let delivery = member.delivery(&entry, source);
+            if delivery.qos == QoS::AtMostOnce {
+                let delivery = Delivery { source: Source::Direct, ..delivery };
+                put(&member.receiver, delivery, turn);
+                self.settle(group, entry);
+                continue;
+            }
+            member.leases += 1;
+            let (receiver, session) = (member.receiver.clone(), member.receiver.session);
+            self.leased.insert(entry.seq, (session, entry));
+            put(&receiver, delivery, turn);
+        }
+    }
+
+    fn settle(&mut self, group: &Group, entry: Entry) {
+        self.view.settle(entry.seq);
+        if group.is_logged() {
+            self.unrecorded.push(entry);
+        }
+    }
+
+    /// Messages that no member has.
+    fn undelivered(&self) -> u64 {
+        self.waiting.len() as u64 + if self.behind { self.tail.saturating_sub(self.read_to) } else { 0 }
+    }
+
+    /// The next member in turn that `may` take a message and has the right to.
+    fn choose(&mut self, broker: &Broker, message: &Message, may: impl Fn(&Member) -> bool) -> Option<usize> {
+        let count = self.members.len();
+        let rules = broker.auth.rules();
+        for step in 0..count {
+            let at = (self.next + step) % count;
+            let Some(member) = self.members.get(at).filter(|member| may(member)) else { continue };
+            let receiver = &member.receiver;
+            let who = receiver.identity.who(&receiver.client_id);
+            if rules.verdict(who, Access::Receive, &message.topic).allowed {
+                self.next = (at + 1) % count;
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// Takes all leases of `session` back that `keep` does not name.
+    fn take_back(&mut self, session: u64, keep: impl Fn(u64) -> bool) {
+        let returned: Vec<u64> = self
+            .leased
+            .iter()
+            .filter(|(seq, (holder, _))| *holder == session && !keep(**seq))
+            .map(|(seq, _)| *seq)
+            .collect();
+        for seq in returned.iter().rev() {
+            if let Some((_, entry)) = self.leased.remove(seq) {
+                self.waiting.push_front(Entry { again: true, ..entry });
+            }
+        }
+        self.waiting.make_contiguous().sort_by_key(|entry| entry.seq);
+    }
+}
+
+impl Member {
+    fn takes_more_than_once(&self) -> bool {
+        self.options.qos != QoS::AtMostOnce
+    }
+
+    fn has_room(&self) -> bool {
+        self.online && self.leases < self.window
+    }
+
+    fn delivery(&self, entry: &Entry, source: Source) -> Delivery {
+        Delivery {
+            message: entry.message.clone(),
+            qos: lower(entry.message.qos, self.options.qos),
+            retain: entry.retain && self.options.retain_as_published,
+            subscription_ids: self.ids.clone(),
+            source,
+        }
+    }
+}
+
+impl Broker {
+    pub(super) fn join_group(
+        &self,
+        client: &Client,
+        filter: &Filter,
+        options: SubscriptionOptions,
+        id: u32,
+        turn: &mut Turn,
+        now: Timestamp,
+    ) {
+        let group = {
+            // Held until the member is in, so that the group does not end meanwhile.
+            let mut groups = self.groups.by_filter.lock();
+            let group = match groups.get(filter) {
+                Some(group) => group.clone(),
+                None => {
+                    let (id, _) = self.store.write(Batch::new_id);
+                    self.add_group(Group::new(id, filter.clone(), false, State::default()), &mut groups)
+                }
+            };
+            if client.session.logged && !group.logged.swap(true, Ordering::AcqRel) {
+                let stored = stored_group(&group);
+                self.store.write(|batch| batch.put_group(&stored));
+                // Routes remember whether a message must be stored.
+                self.router.write().touch(&filter.filter);
+            }
+            let mut state = group.state.lock();
+            let ids: Option<Arc<[u32]>> = (id > 0).then(|| Arc::from([id]));
+            match state.member(client.session.id) {
+                Some(member) => (member.options, member.ids) = (options, ids),
+                None => state.members.push(Member {
+                    receiver: client.receiver.clone(),
+                    options,
+                    ids,
+                    online: client.receiver.is_online(),
+                    leases: 0,
+                    window: usize::from(client.session.terms().send_maximum).min(LEASES_MAX),
+                }),
+            }
+            drop(state);
+            group
+        };
+        group.pump(self, &mut group.state.lock(), turn, now);
+        group.flush(self);
+    }
+
+    fn add_group(&self, group: Arc<Group>, groups: &mut GroupsByFilter) -> Arc<Group> {
+        let options = SubscriptionOptions {
+            qos: QoS::ExactlyOnce,
+            no_local: false,
+            retain_as_published: true,
+            retain_handling: crate::mqtt::packet::RetainHandling::Never,
+        };
+        let target = Target::Group(group.id);
+        self.groups.by_id.insert(group.id, group.clone());
+        groups.insert(group.filter.clone(), group.clone());
+        let subscription = Subscription { target, options, subscription_id: 0 };
+        self.router.write().subscribe(&group.filter.filter, subscription);
+        group
+    }
+
+    /// A group that the store remembers; its members come as their sessions are restored. One that is known keeps its members, and what
+    /// it has leased to those that are connected.
+    pub(super) fn restore_group(&self, id: u64, filter: Filter, view: LogView, tail: u64) {
+        let (behind, read_to) = (tail > view.head(), view.head());
+        let Some(group) = self.groups.by_id(id) else {
+            let state = State { behind, read_to, tail, view, ..State::default() };
+            self.add_group(Group::new(id, filter, true, state), &mut self.groups.by_filter.lock());
+            return;
+        };
+        let mut state = group.state.lock();
+        let mut old = std::mem::take(&mut *state);
+        old.members.iter_mut().filter(|member| member.receiver.logged).for_each(|member| member.leases = 0);
+        let stays =
+            |session: u64| old.members.iter().any(|one| one.receiver.session == session && !one.receiver.logged);
+        old.leased.retain(|_, (holder, _)| stays(*holder));
+        // Numbers that were given out and lost are not given out again.
+        let tail = tail.max(old.tail);
+        *state = State {
+            members: old.members,
+            leased: old.leased,
+            next: old.next,
+            last_commit: old.last_commit,
+            epoch: old.epoch + 1,
+            behind: tail > read_to,
+            read_to,
+            tail,
+            view,
+            ..State::default()
+        };
+    }
+
+    /// Groups that should be in the store and are not, since the commit that told of them failed: they live in memory from now on.
+    pub(super) fn forget_logs_of_groups(&self, stored: impl Fn(u64) -> bool) {
+        for group in self.groups.all().into_iter().filter(|group| group.is_logged() && !stored(group.id)) {
+            group.logged.store(false, Ordering::Release);
+            let mut state = group.state.lock();
+            state.unrecorded.clear();
+            state.behind = false;
+            drop(state);
+            self.router.write().touch(&group.filter.filter);
+        }
+    }
+
+    /// A QoS 2 lease that the store remembers. Where its holder is no more, nobody else may have the message [MQTT-4.8.2-5].
+    pub(super) fn restore_lease(
+        &self,
+        group: &Group,
+        open: &OpenEntry,
+        entry: LogEntry,
+        holder: Option<&mut Client>,
+        turn: &mut Turn,
+    ) {
+        let mut state = group.state.lock();
+        let (seq, retain, body) = (entry.seq, entry.head.retain, entry.body.unwrap_or_default());
+        let entry = Entry { seq, message: entry.message, retain, body, again: true, commit: 0 };
+        if let Some((client, packet_id)) = holder.zip(PacketId::new(open.packet_id)) {
+            let source = Source::Lease { group: group.id, seq, again: true, logged: true };
+            let subscribed = client.subscriptions.get(&group.filter);
+            let delivery = (open.step == Step::Sent).then(|| Delivery {
+                message: entry.message.clone(),
+                qos: QoS::ExactlyOnce,
+                retain: retain && subscribed.is_some_and(|(options, _)| options.retain_as_published),
+                subscription_ids: subscribed.filter(|(_, id)| *id > 0).map(|(_, id)| Arc::from([*id])),
+                source,
+            });
+            client.session.restore_lease(source, packet_id, delivery);
+            state.leased.insert(seq, (client.session.id, entry));
+            if let Some(member) = state.member(client.session.id) {
+                member.leases += 1;
+            }
+        } else if !state.leased.contains_key(&seq) {
+            turn.counts.dropped(DropReason::SessionEnded);
+            state.settle(group, entry);
+            drop(state);
+            group.flush(self);
+        }
+    }
+
+    pub(super) fn leave_group(&self, client: &mut Client, filter: &Filter, turn: &mut Turn, now: Timestamp) {
+        let Some(group) = self.groups.by_filter(filter) else { return };
+        self.adopt_leases(client, &group, turn, now);
+        let mut groups = self.groups.by_filter.lock();
+        let mut state = group.state.lock();
+        state.take_back(client.session.id, |_| false);
+        state.members.retain(|member| member.receiver.session != client.session.id);
+        if state.members.is_empty() {
+            if !std::mem::replace(&mut state.ended, true) {
+                groups.remove(filter);
+                drop(groups);
+                self.end_group(&group, state, turn);
+            }
+            return;
+        }
+        drop(groups);
+        group.pump(self, &mut state, turn, now);
+        drop(state);
+        group.flush(self);
+    }
+
+    /// A QoS 2 exchange that is under way is completed by who leaves the group too: it goes on from the client's own log.
+    fn adopt_leases(&self, client: &mut Client, group: &Arc<Group>, turn: &mut Turn, now: Timestamp) {
+        for seq in held_leases(client, group) {
+            let Some(entry) = group.state.lock().leased.get(&seq).map(|(_, entry)| entry.clone()) else { continue };
+            let id = client.session.id;
+            if client.session.logged {
+                self.store.write(|batch| {
+                    adopt_into_log(client, group.id, &entry, batch);
+                    group.settle(self, id, seq, Some(batch), turn, now);
+                });
+            } else {
+                client.session.adopt(group.id, seq, Source::Direct);
+                group.settle(self, id, seq, None, turn, now);
+                group.flush(self);
+            }
+        }
+    }
+
+    /// The group has no members any more, and nobody finds it by its filter.
+    fn end_group(&self, group: &Group, mut state: MutexGuard<'_, State>, turn: &mut Turn) {
+        turn.counts.dropped_session_ended += state.undelivered();
+        state.waiting.clear();
+        drop(state);
+        self.router.write().unsubscribe(&group.filter.filter, Target::Group(group.id));
+        self.groups.by_id.remove(&group.id);
+        if group.is_logged() {
+            self.store.write(|batch| {
+                let mut state = group.state.lock();
+                group.record(&mut state, batch);
+                batch.delete_group(group.id);
+                batch.discard_log(group.id, &log_state(&state.view), state.tail);
+            });
+        }
+    }
+
+    /// The client's connection came, or went: its groups count on it, or no more.
+    pub(super) fn groups_online(&self, client: &Client, window: Option<u16>, turn: &mut Turn, now: Timestamp) {
+        for filter in client.subscriptions.keys().filter(|filter| filter.share.is_some()) {
+            let Some(group) = self.groups.by_filter(filter) else { continue };
+            let mut state = group.state.lock();
+            if window.is_none() {
+                let held = held_leases(client, &group);
+                state.take_back(client.session.id, |seq| held.contains(&seq));
+            }
+            let leases = state.leased.values().filter(|(holder, _)| *holder == client.session.id).count();
+            if let Some(member) = state.member(client.session.id) {
+                member.online = window.is_some();
+                member.leases = leases;
+                member.window = usize::from(window.unwrap_or_default()).min(LEASES_MAX);
+            }
+            group.pump(self, &mut state, turn, now);
+            drop(state);
+            group.flush(self);
+        }
+    }
+
+    /// The session ends: its groups go on without it. QoS 2 in flight is given up [MQTT-4.8.2-5].
+    pub(super) fn groups_abandon(&self, client: &mut Client, turn: &mut Turn, now: Timestamp) {
+        let mut held: Vec<_> = client.session.leases().filter(|lease| lease.2).collect();
+        held.sort_unstable();
+        for (group, seq, _) in held {
+            let Some(group) = self.groups.by_id(group) else { continue };
+            turn.counts.dropped(DropReason::SessionEnded);
+            group.settle(self, client.session.id, seq, None, turn, now);
+            group.flush(self);
+        }
+        let filters: Vec<_> = client.subscriptions.keys().filter(|filter| filter.share.is_some()).cloned().collect();
+        for filter in filters {
+            self.leave_group(client, &filter, turn, now);
+        }
+    }
+
+    /// A member settled its lease.
+    pub(super) fn lease_settled(&self, client: &Client, turn: &mut Turn, group: u64, seq: u64, now: Timestamp) {
+        let Some(group) = self.groups.by_id(group) else { return };
+        if group.is_logged() {
+            turn.push(Op::Settle(group, seq));
+        } else {
+            group.settle(self, client.session.id, seq, None, turn, now);
+        }
+    }
+
+    /// Whether a delivery that was put in the client's mailbox is still its own.
+    #[must_use]
+    pub fn is_current(&self, client: &Client, source: Source) -> bool {
+        match source {
+            Source::Lease { group, seq, .. } => {
+                self.groups.by_id(group).is_some_and(|group| group.is_leased_to(seq, client.session.id))
+            }
+            _ => true,
+        }
+    }
+
+    /// The connection is going: what nobody took from its mailbox goes back, or is counted.
+    pub(super) fn return_mail(&self, client: &Client, turn: &mut Turn, now: Timestamp) {
+        for delivery in client.receiver.offline() {
+            if delivery.source == Source::Direct {
+                turn.counts.dropped(DropReason::NotPersistent);
+            }
+        }
+        self.groups_online(client, None, turn, now);
+    }
+
+    /// Removes groups that no session restored is a member of.
+    pub(super) fn drop_empty_groups(&self, turn: &mut Turn) {
+        for group in self.groups.all() {
+            let mut groups = self.groups.by_filter.lock();
+            let mut state = group.state.lock();
+            if state.members.is_empty() && !std::mem::replace(&mut state.ended, true) {
+                groups.remove(&group.filter);
+                drop(groups);
+                self.end_group(&group, state, turn);
+            }
+        }
+    }
+}
+
+/// The QoS 2 leases of `group` that are in flight to `client`: nobody else may have them.
+fn held_leases(client: &Client, group: &Group) -> Vec<u64> {
+    let leases = client.session.leases().filter(|lease| lease.0 == group.id && lease.2);
+    let mut held: Vec<_> = leases.map(|lease| lease.1).collect();
+    held.sort_unstable();
+    held
+}
+
+fn adopt_into_log(client: &mut Client, group: u64, entry: &Entry, batch: &mut Batch) {
+    let Some((seq, body)) = client.receiver.adopt(batch, &entry.message) else { return };
+    if let Some((packet_id, released)) = client.session.adopt(group, entry.seq, Source::Log { seq, body }) {
+        let step = if released { Step::Released } else { Step::Sent };
+        batch.put_open(client.session.id, &OpenEntry { seq, holder: 0, packet_id: packet_id.get(), step });
+    }
+}
+
+/// A lease that the receiver does not take comes back as its connection ends.
+fn put(receiver: &Receiver, delivery: Delivery, turn: &mut Turn) {
+    let leased = delivery.source != Source::Direct;
+    match receiver.put(delivery) {
+        Put::Queued(signal) => turn.touch(signal),
+        Put::Dropped(_) if leased => {}
+        Put::Dropped(reason) => turn.counts.dropped(reason),
+    }
+}
+
+fn stored_group(group: &Group) -> StoredGroup {
+    StoredGroup {
+        log: group.id,
+        share: group.filter.share.as_deref().unwrap_or_default().to_owned(),
+        filter: group.filter.filter.as_str().to_owned(),
+    }
+}
+
+/// How many messages a group with a log holds in memory.
+const HELD_MESSAGES: usize = 1024;
+const PAGE_MESSAGES: usize = 512;
+const PAGE_BYTES: usize = 1 << 20;
+/// How many leases a member may have at once.
+const LEASES_MAX: usize = 256;
+const TRIM_AT: u64 = 256;

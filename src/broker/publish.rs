@@ -1,0 +1,577 @@
+//! The way of a PUBLISH, top to bottom: verdict and route, then hand-over, once for all that one turn of a connection published.
+//!
+//! What must survive goes into one write of the store per turn. Sequence number, batch and mailbox are one step under the log's lock,
+//! and the order of the batch is the order of every log. Must not know a packet's bytes.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroU32,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::{
+    auth::{Access, Identity},
+    metrics::{Counts, DropReason},
+    mqtt::{Message, PacketId, QoS, ReasonCode, Timestamp, TopicName, packet::AckKind, packet::Publish},
+    router::{Match, Target},
+    session::{Delivery, Reply, Source},
+    storage::{Batch, Body, OpenEntry, Outcome},
+};
+
+use super::{
+    Broker, Client, Group, Receiver, Signal,
+    mailbox::{Put, delivery},
+};
+
+/// What one turn of a connection has gathered, to be handed over at its end.
+#[derive(Debug, Default)]
+pub struct Turn {
+    ops: Vec<Op>,
+    /// Something in `ops` goes to the store.
+    stored: bool,
+    /// A reply waits for what is in `ops`.
+    awaited: bool,
+    /// Whom to wake at the end of the turn.
+    touched: Vec<Arc<Signal>>,
+    /// What was counted.
+    pub counts: Counts,
+    routes: Routes,
+    /// Set once the commit has handed over this client's last QoS 2 message: what follows waits behind it.
+    held: Option<Arc<AtomicBool>>,
+}
+
+/// One effect on what others see, or on the store.
+#[derive(Debug)]
+pub(super) enum Op {
+    /// A message for all that `route` names. `record` is the QoS 2 packet id to remember with it.
+    Publish { message: Arc<Message>, route: Arc<Route>, record: Option<PacketId> },
+    /// PUBREL came: forget the QoS 2 packet id.
+    Forget(PacketId),
+    /// Record the step or packet id of an entry in flight.
+    Open(u64, OpenEntry),
+    /// The entry is settled; something was recorded of it.
+    Close(u64, u64),
+    /// The receiver is done with this shared body.
+    Release(u64),
+    /// The Will of this session is published, or refused.
+    WillDone(u64),
+    /// A member of the group has settled this entry.
+    Settle(Arc<Group>, u64),
+}
+
+/// Everybody who gets the messages of one publisher on one topic.
+#[derive(Debug)]
+pub struct Route {
+    topic: TopicName,
+    part: usize,
+    generation: u64,
+    rules: u64,
+    /// The line of the ACL file that denies the publisher; 0 where no rule allows it.
+    denied: Option<u32>,
+    hops: Vec<Hop>,
+    /// A message above QoS 0 goes to a log.
+    logged: bool,
+    /// Subscribers that the ACL keeps this topic from.
+    withheld: u64,
+}
+
+#[derive(Debug)]
+struct Hop {
+    to: To,
+    qos: QoS,
+    retain_as_published: bool,
+    ids: Option<Arc<[u32]>>,
+}
+
+#[derive(Debug)]
+enum To {
+    Receiver(Arc<Receiver>),
+    Group(Arc<Group>),
+}
+
+#[derive(Debug, Default)]
+struct Routes {
+    last: Option<Arc<Route>>,
+    by_topic: HashMap<Box<str>, Arc<Route>, foldhash::fast::RandomState>,
+}
+
+/// What a commit hands over: QoS 2, and what follows it from the same publisher.
+#[derive(Debug)]
+pub(super) struct HandOver {
+    pub(super) commit: u64,
+    deliveries: Vec<(Arc<Receiver>, Delivery)>,
+    /// Groups with entries that wait for it.
+    groups: Vec<Arc<Group>>,
+}
+
+impl HandOver {
+    pub(super) fn new(batch: &Batch) -> Self {
+        Self { commit: batch.lsn().0, deliveries: Vec::new(), groups: Vec::new() }
+    }
+
+    /// Leaves it to the commit of `batch`; what it gives is set once that has handed over. None where there is nothing to do.
+    pub(super) fn by_commit(self, broker: &Broker, batch: &mut Batch) -> Option<Arc<AtomicBool>> {
+        if self.is_empty() {
+            return None;
+        }
+        let broker = broker.this()?;
+        let handed_over = Arc::new(AtomicBool::new(false));
+        let done = handed_over.clone();
+        batch.after_commit(Box::new(move |outcome| {
+            self.run(&broker, outcome);
+            done.store(true, Ordering::Release);
+        }));
+        Some(handed_over)
+    }
+
+    pub(super) fn push(&mut self, receiver: &Arc<Receiver>, delivery: Delivery) {
+        self.deliveries.push((receiver.clone(), delivery));
+    }
+
+    pub(super) fn await_commit(&mut self, group: &Arc<Group>) {
+        if !self.groups.iter().any(|one| Arc::ptr_eq(one, group)) {
+            self.groups.push(group.clone());
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.deliveries.is_empty() && self.groups.is_empty()
+    }
+
+    /// Where the commit failed, the publisher of what is QoS 2 or logged is told so; the rest is handed over all the same.
+    fn run(self, broker: &Broker, outcome: Outcome) {
+        let mut turn = Turn::default();
+        for (receiver, delivery) in self.deliveries {
+            let logged = delivery.source != Source::Direct;
+            if outcome == Outcome::Durable && logged {
+                turn.touch(receiver.committed(delivery));
+            } else if outcome == Outcome::Durable || !logged && delivery.message.qos != QoS::ExactlyOnce {
+                match receiver.put(delivery) {
+                    Put::Queued(signal) => turn.touch(signal),
+                    Put::Dropped(reason) => turn.counts.dropped(reason),
+                }
+            } else if !logged {
+                turn.counts.dropped(DropReason::StorageFailed);
+            }
+        }
+        for group in self.groups {
+            group.committed(broker, &mut turn, crate::clock::now());
+        }
+        broker.finish(&mut turn);
+    }
+}
+
+impl Turn {
+    /// Notes whom to wake at the end of the turn.
+    pub(super) fn touch(&mut self, signal: Option<Arc<Signal>>) {
+        self.touched.extend(signal);
+    }
+
+    pub(super) fn push(&mut self, op: Op) {
+        self.stored = true;
+        self.ops.push(op);
+    }
+
+    /// A reply waits for what was gathered.
+    pub(super) fn require_durable(&mut self) {
+        self.stored = true;
+        self.awaited = true;
+    }
+
+    /// Wakes everybody who was given something. To be called however the turn ended.
+    pub fn wake(&mut self) {
+        for signal in self.touched.drain(..) {
+            signal.raise(Signal::MAIL);
+        }
+    }
+
+    /// Gives back the memory that an idle connection does not need.
+    pub fn release(&mut self) {
+        self.ops.shrink_to(0);
+        self.touched.shrink_to(0);
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.wake();
+    }
+}
+
+impl Broker {
+    /// A PUBLISH of `client`. The message leaves with [`Broker::dispatch`]; the reply is queued.
+    pub fn publish(
+        &self,
+        client: &mut Client,
+        turn: &mut Turn,
+        publish: &Publish<'_>,
+        alias: Option<TopicName>,
+        now: Timestamp,
+    ) {
+        turn.counts.messages_received += 1;
+        // The codec has checked the name: only an empty one would give no route, and that is a violation already.
+        let Some(route) = self.route(&mut turn.routes, &client.receiver, publish.topic, alias) else { return };
+        if let Some(line) = route.denied {
+            self.deny(client, turn, publish, &route.topic, NonZeroU32::new(line));
+            return;
+        }
+        let message = Arc::new(Message {
+            topic: route.topic.clone(),
+            payload: publish.payload.into(),
+            qos: publish.qos,
+            retain: publish.retain,
+            properties: publish.properties.as_ref().into(),
+            expires_at: publish.expiry_secs.map(|secs| now.plus_secs(u64::from(secs))),
+            publisher: client.session.id,
+        });
+        turn.counts.dropped_acl_denied += route.withheld;
+        let record = publish.packet_id.filter(|_| publish.qos == QoS::ExactlyOnce && client.session.logged);
+        let durable = publish.qos != QoS::AtMostOnce && (route.logged || publish.retain || record.is_some());
+        if durable || publish.retain {
+            turn.stored = true;
+        }
+        if let Some(packet_id) = publish.packet_id {
+            let reason = if route.hops.is_empty() { ReasonCode::NoMatchingSubscribers } else { ReasonCode::Success };
+            let kind = if publish.qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };
+            client.session.acknowledge(Reply::Ack(kind, packet_id, reason), durable);
+            turn.awaited |= durable;
+        }
+        turn.ops.push(Op::Publish { message, route, record });
+    }
+
+    /// A message that no client publishes now: a Will, the broker's own.
+    pub(super) fn publish_message(&self, turn: &mut Turn, message: Message, publisher: &Receiver) {
+        let mut routes = Routes::default();
+        let Some(route) = self.route(&mut routes, publisher, "", Some(message.topic.clone())) else { return };
+        turn.counts.dropped_acl_denied += route.withheld;
+        turn.stored |= message.retain || (route.logged && message.qos != QoS::AtMostOnce);
+        turn.ops.push(Op::Publish { message: Arc::new(message), route, record: None });
+    }
+
+    /// Whether the ACL lets `receiver` publish to `topic`, and the line that says so.
+    pub(super) fn may_publish(&self, receiver: &Receiver, topic: &TopicName) -> Result<(), Option<NonZeroU32>> {
+        let verdict = self.auth.rules().verdict(receiver.identity.who(&receiver.client_id), Access::Publish, topic);
+        if verdict.allowed { Ok(()) } else { Err(verdict.line) }
+    }
+
+    /// Whether the ACL lets `client` receive `topic` now.
+    #[must_use]
+    pub fn may_receive(&self, client: &Client, topic: &TopicName) -> bool {
+        let receiver = &client.receiver;
+        self.auth.rules().verdict(receiver.identity.who(&receiver.client_id), Access::Receive, topic).allowed
+    }
+
+    fn deny(
+        &self,
+        client: &mut Client,
+        turn: &mut Turn,
+        publish: &Publish<'_>,
+        topic: &TopicName,
+        line: Option<NonZeroU32>,
+    ) {
+        turn.counts.publishes_denied += 1;
+        turn.counts.dropped(DropReason::AclDenied);
+        self.log_denied("publish", &client.receiver, topic.as_str(), line);
+        let Some(packet_id) = publish.packet_id else { return };
+        let version = client.session.version();
+        let reason = if version.is_v5() { ReasonCode::NotAuthorized } else { ReasonCode::Success };
+        let kind = if publish.qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };
+        client.session.acknowledge(Reply::Ack(kind, packet_id, reason), false);
+    }
+
+    pub(super) fn log_denied(&self, what: &str, receiver: &Receiver, topic: &str, line: Option<NonZeroU32>) {
+        let file = self.auth.acl_file().map_or_else(|| "built-in rules".to_owned(), |path| path.display().to_string());
+        tracing::info!(
+            client = %receiver.client_id.escape_debug(),
+            identity = %receiver.identity,
+            topic = %topic.escape_debug(),
+            rule = %line.map_or_else(|| format!("{file}: no rule allows it"), |line| format!("{file}:{line}")),
+            "{what} denied"
+        );
+    }
+
+    fn route(
+        &self,
+        routes: &mut Routes,
+        publisher: &Receiver,
+        topic: &str,
+        alias: Option<TopicName>,
+    ) -> Option<Arc<Route>> {
+        let rules = self.auth.generation();
+        let fresh = |route: &Arc<Route>| route.rules == rules && self.generations.of(route.part) == route.generation;
+        let name = alias.as_ref().map_or(topic, TopicName::as_str);
+        if let Some(last) = &routes.last
+            && last.topic.as_str() == name
+            && fresh(last)
+        {
+            return Some(last.clone());
+        }
+        if let Some(known) = routes.by_topic.get(name)
+            && fresh(known)
+        {
+            routes.last = Some(known.clone());
+            return Some(known.clone());
+        }
+        let topic = match alias {
+            Some(topic) => topic,
+            None => TopicName::parse(topic).ok()?,
+        };
+        let route = Arc::new(self.find_route(publisher, topic, rules));
+        if routes.by_topic.len() >= ROUTES_MAX {
+            routes.by_topic.clear();
+        }
+        routes.by_topic.insert(route.topic.as_str().into(), route.clone());
+        routes.last = Some(route.clone());
+        Some(route)
+    }
+
+    fn find_route(&self, publisher: &Receiver, topic: TopicName, rules_generation: u64) -> Route {
+        let part = self.generations.part(topic.as_str());
+        let (generation, matches) = {
+            let router = self.router.read();
+            (self.generations.of(part), router.route(&topic, publisher.session))
+        };
+        let rules = self.auth.rules();
+        let verdict = rules.verdict(publisher.identity.who(&publisher.client_id), Access::Publish, &topic);
+        let denied = (!verdict.allowed).then(|| verdict.line.map_or(0, NonZeroU32::get));
+        let mut route = Route {
+            topic,
+            part,
+            generation,
+            rules: rules_generation,
+            denied,
+            hops: Vec::with_capacity(matches.len()),
+            logged: false,
+            withheld: 0,
+        };
+        let may_receive = |identity: &Identity, client_id: &str| {
+            rules.verdict(identity.who(client_id), Access::Receive, &route.topic).allowed
+        };
+        let mut hops = Vec::with_capacity(matches.len());
+        for matched in matches {
+            let to = match matched.target {
+                Target::Session(id) => {
+                    let Some(receiver) = self.receivers.get(&id).map(|one| one.clone()) else { continue };
+                    if !may_receive(&receiver.identity, &receiver.client_id) {
+                        route.withheld += 1;
+                        continue;
+                    }
+                    route.logged |= receiver.logged && matched.qos != QoS::AtMostOnce;
+                    To::Receiver(receiver)
+                }
+                // Its members' rights are looked at when one of them is chosen.
+                Target::Group(id) => {
+                    let Some(group) = self.groups.by_id(id) else { continue };
+                    route.logged |= group.is_logged();
+                    To::Group(group)
+                }
+            };
+            hops.push(Hop::new(to, matched));
+        }
+        route.hops = hops;
+        route
+    }
+
+    /// Hands over what the turn has gathered. Whatever happens to the connection afterwards, this has happened.
+    pub fn dispatch(&self, client: &mut Client, turn: &mut Turn, now: Timestamp) {
+        let log_changed = client.session.logged && client.session.log().take_changed();
+        if turn.ops.is_empty() && !log_changed && !turn.awaited {
+            return;
+        }
+        let held = turn.held.as_ref().is_some_and(|handed_over| !handed_over.load(Ordering::Acquire));
+        let ops = std::mem::take(&mut turn.ops);
+        if !turn.stored && !log_changed && !held {
+            turn.ops = self.hand_over(ops, turn, now);
+            return;
+        }
+        let (stored, awaited) = (std::mem::take(&mut turn.stored), std::mem::take(&mut turn.awaited));
+        let _ = stored;
+        let (handed_over, lsn) = self.store.write(|batch| {
+            if awaited {
+                batch.require_durable();
+            }
+            let mut later = HandOver::new(batch);
+            for op in &ops {
+                self.apply(op, client, turn, batch, held, &mut later, now);
+            }
+            if log_changed {
+                self.record_log(client, batch);
+            }
+            later.by_commit(self, batch)
+        });
+        if handed_over.is_some() {
+            turn.held = handed_over;
+        }
+        client.session.ticket(lsn.0);
+        turn.ops = ops;
+        turn.ops.clear();
+    }
+
+    /// Hands over messages that need no store: each receiver is locked once for a run of messages on one route.
+    fn hand_over(&self, mut ops: Vec<Op>, turn: &mut Turn, now: Timestamp) -> Vec<Op> {
+        let mut rest = ops.as_slice();
+        while let Some(Op::Publish { route, .. }) = rest.first() {
+            let run = rest
+                .iter()
+                .take_while(|op| matches!(op, Op::Publish { route: other, .. } if Arc::ptr_eq(route, other)))
+                .count();
+            let (now_handed, later) = rest.split_at(run);
+            rest = later;
+            let messages = now_handed.iter().filter_map(|op| match op {
+                Op::Publish { message, .. } => Some(message),
+                _ => None,
+            });
+            for hop in &route.hops {
+                match &hop.to {
+                    To::Receiver(receiver) => {
+                        let all = messages.clone().map(|message| hop.delivery(message));
+                        let counts = &mut turn.counts;
+                        let signal = receiver.put_all(all, |reason| counts.dropped(reason));
+                        turn.touched.extend(signal);
+                    }
+                    To::Group(group) => {
+                        for message in messages.clone() {
+                            group.give(self, message, hop.retain(message), None, turn, None, now);
+                        }
+                    }
+                }
+            }
+        }
+        ops.clear();
+        ops
+    }
+
+    #[allow(clippy::too_many_arguments)] // one closure's worth of state, passed down one level
+    fn apply(
+        &self,
+        op: &Op,
+        client: &Client,
+        turn: &mut Turn,
+        batch: &mut Batch,
+        held: bool,
+        later: &mut HandOver,
+        now: Timestamp,
+    ) {
+        match op {
+            Op::Publish { message, route, record } => {
+                if let Some(packet_id) = record {
+                    batch.put_received(client.session.id, *packet_id);
+                }
+                if message.retain {
+                    self.retain(message, batch, now);
+                }
+                let by_commit = held || !later.is_empty() || message.qos == QoS::ExactlyOnce;
+                self.store_and_give(message, route, turn, batch, by_commit.then_some(later), now);
+            }
+            Op::Forget(packet_id) => batch.delete_received(client.session.id, *packet_id),
+            Op::Open(log, open) => batch.put_open(*log, open),
+            Op::Close(log, seq) => batch.delete_open(*log, *seq),
+            Op::Release(body) => batch.release_body(*body),
+            Op::WillDone(session) => batch.delete_will(*session),
+            Op::Settle(group, seq) => group.settle(self, client.session.id, *seq, Some(batch), turn, now),
+        }
+    }
+
+    fn store_and_give(
+        &self,
+        message: &Arc<Message>,
+        route: &Route,
+        turn: &mut Turn,
+        batch: &mut Batch,
+        mut later: Option<&mut HandOver>,
+        now: Timestamp,
+    ) {
+        let logged = |hop: &&Hop| match &hop.to {
+            To::Receiver(receiver) => receiver.logged && hop.lower_qos(message) != QoS::AtMostOnce,
+            To::Group(group) => group.is_logged(),
+        };
+        let mut body: Option<Body<'_>> = None;
+        let logs = route.hops.iter().filter(logged).count();
+        for hop in &route.hops {
+            let delivery = hop.delivery(message);
+            match &hop.to {
+                To::Group(group) => {
+                    if group.is_logged() && body.is_none() {
+                        body = Some(batch.body(message, logs));
+                    }
+                    let log = body.as_ref().map(|body| (&mut *batch, body));
+                    group.give(self, message, hop.retain(message), log, turn, later.as_deref_mut(), now);
+                }
+                To::Receiver(receiver) if receiver.logged && delivery.qos != QoS::AtMostOnce => {
+                    let body = body.get_or_insert_with(|| batch.body(message, logs));
+                    match receiver.append(batch, body, delivery, later.is_none()) {
+                        Ok((signal, waits)) => {
+                            turn.counts.messages_queued += 1;
+                            turn.touched.extend(signal);
+                            if let (Some(delivery), Some(later)) = (waits, later.as_deref_mut()) {
+                                later.push(receiver, delivery);
+                            }
+                        }
+                        Err(reason) => turn.counts.dropped(reason),
+                    }
+                }
+                To::Receiver(receiver) => match later.as_deref_mut() {
+                    Some(later) => later.push(receiver, delivery),
+                    None => match receiver.put(delivery) {
+                        Put::Queued(signal) => turn.touched.extend(signal),
+                        Put::Dropped(reason) => turn.counts.dropped(reason),
+                    },
+                },
+            }
+        }
+    }
+
+    /// Writes how far the session has worked through its log.
+    pub(super) fn record_log(&self, client: &mut Client, batch: &mut Batch) {
+        let id = client.session.id;
+        let tail = client.receiver.tail();
+        let log = client.session.log();
+        let done = log.head() >= tail;
+        if let Some((from, to)) = log.take_trim(if done { TRIM_AT_END } else { TRIM_AT }) {
+            batch.trim(id, from, to);
+        }
+        batch.put_log_state(id, &log_state(log));
+        let head = log.head();
+        client.receiver.settled(head);
+    }
+}
+
+/// The stored form of what is settled.
+pub(super) fn log_state(log: &crate::session::LogView) -> crate::storage::LogState {
+    crate::storage::LogState { head: log.head(), settled: log.settled_ranges().collect(), trimmed: log.trimmed() }
+}
+
+impl Hop {
+    fn new(to: To, matched: Match) -> Self {
+        let ids = (!matched.subscription_ids.is_empty()).then(|| matched.subscription_ids.into());
+        Self { to, qos: matched.qos, retain_as_published: matched.retain_as_published, ids }
+    }
+
+    fn lower_qos(&self, message: &Message) -> QoS {
+        lower(message.qos, self.qos)
+    }
+
+    fn delivery(&self, message: &Arc<Message>) -> Delivery {
+        delivery(message, self.lower_qos(message), self.retain(message), self.ids.clone())
+    }
+
+    /// RETAIN as this receiver sees it [MQTT-3.3.1-12], [MQTT-3.3.1-13].
+    fn retain(&self, message: &Message) -> bool {
+        message.retain && self.retain_as_published
+    }
+}
+
+/// The lower of two QoS levels [MQTT-3.8.4-8].
+pub(super) fn lower(one: QoS, other: QoS) -> QoS {
+    if (one as u8) < other as u8 { one } else { other }
+}
+
+/// Topics whose route a connection remembers.
+const ROUTES_MAX: usize = 4096;
+/// Settled entries that are deleted by one range deletion.
+const TRIM_AT: u64 = 512;
+/// The same, where nothing else waits in the log.
+const TRIM_AT_END: u64 = 64;

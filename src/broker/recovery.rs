@@ -1,0 +1,265 @@
+//! From the store to memory: at the start, and after a commit failed and memory ran ahead of the store.
+//!
+//! Must not know how records are encoded.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use thiserror::Error;
+
+use crate::{
+    auth::Identity,
+    mqtt::{Filter, Message, PacketId, Timestamp, topic::InvalidTopic},
+    session::{LogView, Open, Session},
+    storage::{
+        self, LogEntry, OpenEntry, Recovered, RecoveredLog, Step, StoredSession, StoredSubscription, StoredWill,
+    },
+};
+
+use super::{Broker, Client, Receiver, Turn, will::PendingWill};
+
+/// Why the store's content cannot be taken over.
+#[derive(Debug, Error)]
+pub enum RecoveryError {
+    /// The store cannot be read.
+    #[error(transparent)]
+    Store(#[from] storage::Error),
+    /// Connections of stored sessions are still there.
+    #[error("sessions that may be ahead of the store are still connected")]
+    Busy,
+    /// A record holds what no record may.
+    #[error("the store holds the topic filter {filter:?} of client {client:?}, which is not valid")]
+    Filter {
+        /// Whose.
+        client: String,
+        /// Which.
+        filter: String,
+        /// What is wrong with it.
+        source: InvalidTopic,
+    },
+}
+
+/// What the store holds.
+#[derive(Default)]
+struct Found {
+    sessions: Vec<FoundSession>,
+    groups: Vec<(storage::StoredGroup, Filter, RecoveredLog)>,
+    /// QoS 2 leases, each with its group and entry.
+    leases: Vec<(u64, OpenEntry, LogEntry)>,
+    wills: Vec<StoredWill>,
+    retained: Vec<Arc<Message>>,
+}
+
+struct FoundSession {
+    stored: StoredSession,
+    subscriptions: Vec<(Filter, StoredSubscription)>,
+    received: Vec<PacketId>,
+    log: RecoveredLog,
+}
+
+/// Sessions by their ids.
+type Clients = BTreeMap<u64, Box<Client>>;
+
+impl Broker {
+    /// Takes over all that the store holds. Nobody is connected yet.
+    ///
+    /// # Errors
+    /// [`RecoveryError`]
+    pub fn recover(self: &Arc<Self>, now: Timestamp) -> Result<(), RecoveryError> {
+        let found = self.find()?;
+        self.take_over(found, Clients::new(), now);
+        Ok(())
+    }
+
+    fn find(&self) -> Result<Found, RecoveryError> {
+        let mut found = Found::default();
+        let mut fault = None;
+        self.store.recover(&mut |record| match record {
+            Recovered::Session { session, subscriptions, received, log } => {
+                let parsed = subscriptions.into_iter().map(|one| Ok((parse(&session.client_id, &one.filter)?, one)));
+                match parsed.collect() {
+                    Ok(subscriptions) => {
+                        found.sessions.push(FoundSession { stored: session, subscriptions, received, log });
+                    }
+                    Err(error) => fault = Some(error),
+                }
+            }
+            Recovered::Group { group, log } => {
+                match parse(&group.share, &format!("$share/{}/{}", group.share, group.filter)) {
+                    Ok(filter) => found.groups.push((group, filter, log)),
+                    Err(error) => fault = Some(error),
+                }
+            }
+            Recovered::Retained(message) => found.retained.push(message),
+            Recovered::Will(will) => found.wills.push(will),
+        })?;
+        fault.map_or(Ok(()), Err)?;
+        for (group, _, log) in &found.groups {
+            for open in &log.open {
+                let page = self.store.read_log(group.log, open.seq, 1, 0)?;
+                let entry = page.into_iter().find(|entry| entry.seq == open.seq);
+                found.leases.extend(entry.map(|entry| (group.log, *open, entry)));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Makes memory what the store is. `old`: the sessions that memory had; who publishes to them meanwhile finds their receivers.
+    fn take_over(&self, mut found: Found, mut old: Clients, now: Timestamp) {
+        let mut turn = Turn::default();
+        for message in &found.retained {
+            if let Some(at) = message.expires_at {
+                self.sweep.retained_expires(&message.topic, at);
+            }
+        }
+        self.retained
+            .replace(std::mem::take(&mut found.retained), |lsn| self.store.outcome(lsn) == storage::Outcome::Failed);
+        for (group, filter, log) in &found.groups {
+            self.restore_group(group.log, filter.clone(), restore_view(log, log.tail), log.tail);
+        }
+        let mut clients = Clients::new();
+        for session in std::mem::take(&mut found.sessions) {
+            let old = old.remove(&session.stored.id);
+            clients.insert(session.stored.id, self.restore_client(session, old, &mut turn, now));
+        }
+        while let Some((_, mut client)) = old.pop_first() {
+            self.forget(&client);
+            self.groups_abandon(&mut client, &mut turn, now);
+        }
+        let stored = |id| found.groups.iter().any(|(group, ..)| group.log == id);
+        self.forget_logs_of_groups(stored);
+        for (group, open, entry) in found.leases {
+            if let Some(group) = self.groups.by_id(group) {
+                let holder = clients.get_mut(&open.holder).map(Box::as_mut);
+                self.restore_lease(&group, &open, entry, holder, &mut turn);
+            }
+        }
+        self.drop_empty_groups(&mut turn);
+        self.restore_wills(found.wills, &mut clients, &mut turn, now);
+        for client in clients.into_values() {
+            self.sweep.session_expires(&client);
+            self.registry.park(client);
+        }
+        self.finish(&mut turn);
+    }
+
+    fn restore_client(
+        &self,
+        found: FoundSession,
+        old: Option<Box<Client>>,
+        turn: &mut Turn,
+        now: Timestamp,
+    ) -> Box<Client> {
+        let FoundSession { stored, subscriptions, received, log } = found;
+        let client_id: Arc<str> = stored.client_id.as_str().into();
+        // It was connected when the broker died: all that was logged may have been sent.
+        let sent_until = if stored.connected { log.tail } else { stored.sent_until };
+        let view = restore_view(&log, sent_until);
+        let head = view.head();
+        let session = Session::recovered(stored.id, client_id.clone(), stored.expiry_secs, received, view);
+        let receiver = match &old {
+            Some(old) => {
+                old.receiver.restored(head, log.tail);
+                old.receiver.clone()
+            }
+            None => {
+                let identity = Identity::from(stored.username.as_deref().map(Arc::from));
+                let limits = self.receiver_limits();
+                let receiver = Arc::new(Receiver::new(stored.id, client_id, identity, true, limits, head, log.tail));
+                self.receivers.insert(stored.id, receiver.clone());
+                self.metrics.sessions.increment();
+                receiver
+            }
+        };
+        let disconnected_at = Some(if stored.connected { now } else { stored.disconnected_at });
+        let subscriptions = subscriptions
+            .into_iter()
+            .map(|(filter, stored)| (filter, (stored.options, stored.subscription_id.unwrap_or_default())))
+            .collect();
+        let mut client =
+            Box::new(Client { session, receiver, subscriptions, will: None, stored: true, disconnected_at });
+        for (filter, (options, id)) in &client.subscriptions {
+            self.add_route(&client, filter, *options, *id, turn, now);
+        }
+        for filter in old.iter().flat_map(|old| old.subscriptions.keys()) {
+            if !client.subscriptions.contains_key(filter) {
+                self.remove_route(&mut client, filter, turn, now);
+            }
+        }
+        client
+    }
+
+    /// The client of each Will is gone with the broker that died: its delay runs from now, or ran from its disconnection.
+    fn restore_wills(&self, wills: Vec<StoredWill>, clients: &mut Clients, turn: &mut Turn, now: Timestamp) {
+        for stored in wills {
+            let due_at = stored.due_at;
+            match clients.get_mut(&stored.session) {
+                Some(client) => {
+                    client.will = Some(PendingWill::restore(stored));
+                    match due_at {
+                        Some(at) => self.sweep.will_due(client, at),
+                        None => self.will_after_disconnect(client, turn, now),
+                    }
+                }
+                // After a failed commit only: its client is connected.
+                None if self.receivers.contains_key(&stored.session) => {}
+                None => {
+                    let mut client = self.ghost(&stored);
+                    client.will = Some(PendingWill::restore(stored));
+                    self.publish_will(&mut client, turn, now);
+                }
+            }
+        }
+    }
+
+    /// The session of a Will that ended with the broker: it has nothing else.
+    fn ghost(&self, stored: &StoredWill) -> Client {
+        let client_id: Arc<str> = stored.client_id.as_str().into();
+        let identity = Identity::from(stored.username.as_deref().map(Arc::from));
+        let receiver = Receiver::new(stored.session, client_id.clone(), identity, false, self.receiver_limits(), 0, 0);
+        Client {
+            session: Session::new(stored.session, client_id, 0),
+            receiver: Arc::new(receiver),
+            subscriptions: Default::default(),
+            will: None,
+            stored: false,
+            disconnected_at: None,
+        }
+    }
+
+    /// After a commit failed: everything that the store should hold is read from it anew. Connections of stored sessions must be gone.
+    ///
+    /// # Errors
+    /// [`RecoveryError`]: the store still does not work, or such a connection is not gone. To be tried again; until then nothing is
+    /// forgotten, so that what is published to stored sessions fails and is not lost.
+    pub fn rebuild(self: &Arc<Self>, now: Timestamp) -> Result<(), RecoveryError> {
+        {
+            let mut rebuilding = self.rebuilding.write();
+            if *rebuilding || self.logged_online() {
+                return Err(RecoveryError::Busy);
+            }
+            *rebuilding = true;
+        }
+        self.retained.watch();
+        let rebuilt = self.store.reopen().map_err(RecoveryError::from).and_then(|()| self.find());
+        let rebuilt = rebuilt.map(|found| {
+            let old = self.registry.evict_all().into_iter().map(|client| (client.session.id, client)).collect();
+            self.take_over(found, old, now);
+        });
+        *self.rebuilding.write() = false;
+        rebuilt
+    }
+}
+
+fn restore_view(log: &RecoveredLog, sent_until: u64) -> LogView {
+    let open = log.open.iter().filter(|open| open.holder == 0);
+    let open = open.map(|open| (open.seq, Open { packet_id: open.packet_id, released: open.step == Step::Released }));
+    LogView::restore(log.state.head, log.state.settled.iter().copied(), log.state.trimmed, open, sent_until)
+}
+
+fn parse(client: &str, filter: &str) -> Result<Filter, RecoveryError> {
+    Filter::parse(filter).map_err(|source| RecoveryError::Filter {
+        client: client.into(),
+        filter: filter.into(),
+        source,
+    })
+}

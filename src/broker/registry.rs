@@ -1,0 +1,256 @@
+//! Client id to session: who owns it, take-over, parking.
+//!
+//! A session has exactly one owner: its connection while online, the registry while offline. It always passes through here, and the
+//! latest connection that claims it wins [MQTT-3.1.4-3]. Must not know what a session does.
+
+use std::sync::Arc;
+
+use dashmap::{DashMap, Entry};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::auth::Identity;
+
+use super::{Broker, Client, Signal};
+
+/// Every client id that is online or has a session.
+#[derive(Debug, Default)]
+pub struct Registry {
+    slots: DashMap<Arc<str>, Arc<Slot>, foldhash::fast::RandomState>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Left the map; who finds it here asks again.
+    Gone,
+    Parked(Box<Client>),
+    Owned {
+        identity: Identity,
+        signal: Arc<Signal>,
+        claim: Option<Claim>,
+    },
+}
+
+#[derive(Debug)]
+struct Claim {
+    signal: Arc<Signal>,
+    owner: oneshot::Sender<Owner>,
+}
+
+/// Why a client id cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// The session belongs to another identity.
+    OtherIdentity,
+    /// A later connection claims it too.
+    TakenOver,
+    /// The store does not work, and the session needs it.
+    StoreFailed,
+}
+
+/// The ownership of one client id, with its session where there is one. Dropped, it goes back to the registry, whatever happened.
+#[derive(Debug)]
+pub struct Owner {
+    broker: Arc<Broker>,
+    client_id: Arc<str>,
+    signal: Arc<Signal>,
+    /// The session; none until the broker has made one.
+    pub client: Option<Box<Client>>,
+    /// How the connection ended: set before the drop, where it is known.
+    pub ended: Ended,
+    armed: bool,
+}
+
+/// How a connection ended, as far as its session is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The client said DISCONNECT with Success: the Will is discarded [MQTT-3.14.4-3].
+    Normally,
+    /// Any other way: the Will is due [MQTT-3.1.2-8].
+    Abnormally,
+    /// The broker is stopping: the Will stays in the store, and is published after the start unless the client comes back.
+    Stopping,
+    /// The store failed: what is in memory is not kept.
+    StoreFailed,
+}
+
+impl Registry {
+    /// Claims `client_id` for a connection. Waits until the present owner yields, which it does at the end of its turn.
+    ///
+    /// # Errors
+    /// [`Refused`]; the owner and the session are then not disturbed.
+    pub async fn claim(
+        &self,
+        broker: &Arc<Broker>,
+        client_id: &Arc<str>,
+        identity: &Identity,
+        signal: &Arc<Signal>,
+    ) -> Result<Owner, Refused> {
+        loop {
+            let waiting = match self.try_claim(broker, client_id, identity, signal)? {
+                Some(Ok(owner)) => return Ok(owner),
+                Some(Err(waiting)) => waiting,
+                None => continue,
+            };
+            return waiting.await.map_err(|_| Refused::TakenOver);
+        }
+    }
+
+    #[allow(clippy::type_complexity)] // now, later, or ask again
+    fn try_claim(
+        &self,
+        broker: &Arc<Broker>,
+        client_id: &Arc<str>,
+        identity: &Identity,
+        signal: &Arc<Signal>,
+    ) -> Result<Option<Result<Owner, oneshot::Receiver<Owner>>>, Refused> {
+        let owned = || State::Owned { identity: identity.clone(), signal: signal.clone(), claim: None };
+        let owner = |client| Owner::new(broker, client_id, signal, client);
+        let slot = match self.slots.entry(client_id.clone()) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Arc::new(Slot { state: Mutex::new(owned()) }));
+                return Ok(Some(Ok(owner(None))));
+            }
+            Entry::Occupied(occupied) => occupied.get().clone(),
+        };
+        let mut state = slot.state.lock();
+        match &mut *state {
+            State::Gone => Ok(None),
+            State::Parked(client) if client.receiver.identity != *identity => Err(Refused::OtherIdentity),
+            State::Owned { identity: other, .. } if other != identity => Err(Refused::OtherIdentity),
+            State::Parked(_) => match std::mem::replace(&mut *state, owned()) {
+                State::Parked(client) => Ok(Some(Ok(owner(Some(client))))),
+                _ => Ok(None),
+            },
+            State::Owned { signal: present, claim, .. } => {
+                let (send, receive) = oneshot::channel();
+                *claim = Some(Claim { signal: signal.clone(), owner: send });
+                present.raise(Signal::TAKEN_OVER);
+                Ok(Some(Err(receive)))
+            }
+        }
+    }
+
+    /// The owner gives `client_id` up, with the session where that goes on.
+    fn leave(&self, broker: &Arc<Broker>, client_id: &Arc<str>, signal: &Arc<Signal>, client: Option<Box<Client>>) {
+        let Some(slot) = self.slots.get(client_id).map(|slot| slot.clone()) else { return };
+        let mut state = slot.state.lock();
+        let State::Owned { signal: present, claim, .. } = &mut *state else { return };
+        if !Arc::ptr_eq(present, signal) {
+            return;
+        }
+        let mut client = client;
+        if let Some(claim) = claim.take() {
+            *present = claim.signal.clone();
+            let owner = Owner::new(broker, client_id, &claim.signal, client.take());
+            match claim.owner.send(owner) {
+                Ok(()) => return,
+                // The claimant is gone. The slot is locked here, so that its ownership must not pass through it again.
+                Err(mut owner) => {
+                    owner.armed = false;
+                    client = owner.client.take();
+                }
+            }
+        }
+        match client {
+            Some(client) => *state = State::Parked(client),
+            None => {
+                *state = State::Gone;
+                drop(state);
+                self.slots.remove_if(client_id, |_, present| Arc::ptr_eq(present, &slot));
+            }
+        }
+    }
+
+    /// Puts a session that the store remembers in its place.
+    pub fn park(&self, client: Box<Client>) {
+        let slot = Arc::new(Slot { state: Mutex::new(State::Parked(client)) });
+        let client_id = match &*slot.state.lock() {
+            State::Parked(client) => client.session.client_id.clone(),
+            _ => return,
+        };
+        self.slots.insert(client_id, slot);
+    }
+
+    /// Takes the parked session of `client_id` away if `due` says so.
+    pub fn evict(&self, client_id: &str, due: impl FnOnce(&Client) -> bool) -> Option<Box<Client>> {
+        let slot = self.slots.get(client_id).map(|slot| slot.clone())?;
+        let mut state = slot.state.lock();
+        match &*state {
+            State::Parked(client) if due(client) => {}
+            _ => return None,
+        }
+        let State::Parked(client) = std::mem::replace(&mut *state, State::Gone) else { return None };
+        drop(state);
+        self.slots.remove_if(client_id, |_, present| Arc::ptr_eq(present, &slot));
+        Some(client)
+    }
+
+    /// Lets `change` have the parked session of `client_id`.
+    pub fn with_parked<R>(&self, client_id: &str, change: impl FnOnce(&mut Client) -> R) -> Option<R> {
+        let slot = self.slots.get(client_id).map(|slot| slot.clone())?;
+        match &mut *slot.state.lock() {
+            State::Parked(client) => Some(change(client)),
+            _ => None,
+        }
+    }
+
+    /// Takes all parked sessions away.
+    pub fn evict_all(&self) -> Vec<Box<Client>> {
+        let ids: Vec<_> = self.slots.iter().map(|slot| slot.key().clone()).collect();
+        ids.iter().filter_map(|client_id| self.evict(client_id, |_| true)).collect()
+    }
+
+    /// Wakes every connection.
+    pub fn raise_all(&self, what: u32) {
+        for slot in &self.slots {
+            if let State::Owned { signal, .. } = &*slot.state.lock() {
+                signal.raise(what);
+            }
+        }
+    }
+
+    /// How many client ids are online or have a session.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+}
+
+impl Owner {
+    fn new(broker: &Arc<Broker>, client_id: &Arc<str>, signal: &Arc<Signal>, client: Option<Box<Client>>) -> Self {
+        Self {
+            broker: broker.clone(),
+            client_id: client_id.clone(),
+            signal: signal.clone(),
+            client,
+            ended: Ended::Abnormally,
+            armed: true,
+        }
+    }
+
+    /// The client id that it owns.
+    #[must_use]
+    pub fn client_id(&self) -> &Arc<str> {
+        &self.client_id
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if !self.armed {
+            return;
+        }
+        let kept = self.client.take().and_then(|client| self.broker.leave(client, self.ended));
+        self.broker.registry.leave(&self.broker, &self.client_id, &self.signal, kept);
+    }
+}

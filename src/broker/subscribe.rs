@@ -1,0 +1,216 @@
+//! SUBSCRIBE and UNSUBSCRIBE: rights, router, store, and the retained messages that a new subscription is sent.
+//!
+//! Must not know how a match is found (the router) or sent (the session).
+
+use std::sync::Arc;
+
+use crate::{
+    auth::Access,
+    mqtt::{
+        Filter, QoS, ReasonCode, Timestamp,
+        packet::{RetainHandling, SubAck, Subscribe, SubscriptionOptions, Unsubscribe},
+    },
+    router::{Subscription, Target},
+    session::{Delivery, Reply},
+    storage::{Batch, StoredSubscription},
+};
+
+use super::{
+    Broker, Client, Turn,
+    mailbox::delivery,
+    publish::{HandOver, lower},
+};
+
+impl Broker {
+    /// A SUBSCRIBE. Gives the retained messages that it asks for and that no log holds; they follow its SUBACK.
+    pub fn subscribe(
+        &self,
+        client: &mut Client,
+        turn: &mut Turn,
+        subscribe: Subscribe,
+        now: Timestamp,
+    ) -> Vec<Delivery> {
+        // What this connection published before must be seen by what it subscribes to now.
+        self.dispatch(client, turn, now);
+        let id = subscribe.subscription_id.unwrap_or_default();
+        let mut retained = Vec::new();
+        let mut granted = Vec::new();
+        let reasons = subscribe
+            .filters
+            .into_iter()
+            .map(|(filter, options)| {
+                let Ok(filter) = filter else { return self.refusal(client, ReasonCode::TopicFilterInvalid) };
+                match self.grant(client, turn, &filter, options, id, now, &mut retained) {
+                    Ok(()) => {
+                        granted.push((filter, options));
+                        granted_qos(options.qos)
+                    }
+                    Err(reason) => self.refusal(client, reason),
+                }
+            })
+            .collect();
+        let stored = client.session.logged && !granted.is_empty();
+        client.session.acknowledge(Reply::SubAck(SubAck { packet_id: subscribe.packet_id, reasons }), stored);
+        if stored {
+            let ((), lsn) = self.store.write(|batch| {
+                batch.require_durable();
+                for (filter, options) in &granted {
+                    let subscription_id = (id > 0).then_some(id);
+                    let stored = StoredSubscription { filter: filter.to_string(), options: *options, subscription_id };
+                    batch.put_subscription(client.session.id, &stored);
+                }
+                retained = self.log_retained(client, turn, batch, std::mem::take(&mut retained));
+            });
+            client.session.ticket(lsn.0);
+        }
+        retained
+    }
+
+    /// What must reach a session that the store keeps goes by its log: it survives the connection, and QoS 2 a crash. Gives the rest.
+    fn log_retained(
+        &self,
+        client: &Client,
+        turn: &mut Turn,
+        batch: &mut Batch,
+        retained: Vec<Delivery>,
+    ) -> Vec<Delivery> {
+        let (logged, rest): (Vec<_>, _) = retained.into_iter().partition(|one| one.qos != QoS::AtMostOnce);
+        let mut later = HandOver::new(batch);
+        for delivery in logged {
+            let message = delivery.message.clone();
+            let body = batch.body(&message, 1);
+            match client.receiver.append(batch, &body, delivery, false) {
+                Ok((_, waits)) => {
+                    turn.counts.messages_queued += 1;
+                    if let Some(delivery) = waits {
+                        later.push(&client.receiver, delivery);
+                    }
+                }
+                Err(reason) => turn.counts.dropped(reason),
+            }
+        }
+        later.by_commit(self, batch);
+        rest
+    }
+
+    /// An UNSUBSCRIBE.
+    pub fn unsubscribe(&self, client: &mut Client, turn: &mut Turn, unsubscribe: Unsubscribe, now: Timestamp) {
+        self.dispatch(client, turn, now);
+        let mut removed = Vec::new();
+        let reasons = unsubscribe
+            .filters
+            .into_iter()
+            .map(|filter| {
+                let Ok(filter) = filter else { return ReasonCode::TopicFilterInvalid };
+                if client.subscriptions.remove(&filter).is_none() {
+                    return ReasonCode::NoSubscriptionExisted;
+                }
+                self.remove_route(client, &filter, turn, now);
+                removed.push(filter);
+                ReasonCode::Success
+            })
+            .collect();
+        let stored = client.session.logged && !removed.is_empty();
+        client.session.acknowledge(Reply::UnsubAck(SubAck { packet_id: unsubscribe.packet_id, reasons }), stored);
+        if stored {
+            let ((), lsn) = self.store.write(|batch| {
+                batch.require_durable();
+                for filter in &removed {
+                    batch.delete_subscription(client.session.id, &filter.to_string());
+                }
+            });
+            client.session.ticket(lsn.0);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)] // one filter's share of a SUBSCRIBE
+    fn grant(
+        &self,
+        client: &mut Client,
+        turn: &mut Turn,
+        filter: &Filter,
+        options: SubscriptionOptions,
+        id: u32,
+        now: Timestamp,
+        retained: &mut Vec<Delivery>,
+    ) -> Result<(), ReasonCode> {
+        let who = client.receiver.identity.who(&client.receiver.client_id);
+        let rules = self.auth.rules();
+        let verdict = rules.may_subscribe(who, &filter.filter);
+        if !verdict.allowed {
+            turn.counts.subscriptions_denied += 1;
+            self.log_denied("subscribe", &client.receiver, &filter.to_string(), verdict.line);
+            return Err(ReasonCode::NotAuthorized);
+        }
+        let known = client.subscriptions.contains_key(filter);
+        if !known && client.subscriptions.len() >= self.max_subscriptions() {
+            return Err(ReasonCode::QuotaExceeded);
+        }
+        self.add_route(client, filter, options, id, turn, now);
+        client.subscriptions.insert(filter.clone(), (options, id));
+        let send = match options.retain_handling {
+            RetainHandling::Send => true,
+            RetainHandling::SendIfNew => !known,
+            RetainHandling::Never => false,
+        };
+        // Never for a Shared Subscription (4.8.2).
+        if send && filter.share.is_none() {
+            let ids: Option<Arc<[u32]>> = (id > 0).then(|| Arc::from([id]));
+            for message in self.retained.matching(&filter.filter, now) {
+                if options.no_local && message.publisher == client.session.id {
+                    continue;
+                }
+                if !rules.verdict(who, Access::Receive, &message.topic).allowed {
+                    turn.counts.dropped_acl_denied += 1;
+                    continue;
+                }
+                retained.push(delivery(&message, lower(message.qos, options.qos), true, ids.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the router know a subscription of `client`.
+    pub(super) fn add_route(
+        &self,
+        client: &Client,
+        filter: &Filter,
+        options: SubscriptionOptions,
+        id: u32,
+        turn: &mut Turn,
+        now: Timestamp,
+    ) {
+        if filter.share.is_some() {
+            self.join_group(client, filter, options, id, turn, now);
+            return;
+        }
+        let target = Target::Session(client.session.id);
+        let subscription = Subscription { target, options, subscription_id: id };
+        self.router.write().subscribe(&filter.filter, subscription);
+    }
+
+    pub(super) fn remove_route(&self, client: &mut Client, filter: &Filter, turn: &mut Turn, now: Timestamp) {
+        if filter.share.is_some() {
+            self.leave_group(client, filter, turn, now);
+        } else {
+            self.router.write().unsubscribe(&filter.filter, Target::Session(client.session.id));
+        }
+    }
+
+    fn refusal(&self, client: &Client, reason: ReasonCode) -> ReasonCode {
+        // MQTT 3.1.1 knows one failure [MQTT311-3.9.3-2]; MQTT 3.1 knows none, and a granted QoS would be a lie.
+        if client.session.version().is_v5() { reason } else { ReasonCode::UnspecifiedError }
+    }
+
+    fn max_subscriptions(&self) -> usize {
+        usize::try_from(self.limits.max_subscriptions.get()).unwrap_or(usize::MAX)
+    }
+}
+
+fn granted_qos(qos: QoS) -> ReasonCode {
+    match qos {
+        QoS::AtMostOnce => ReasonCode::Success,
+        QoS::AtLeastOnce => ReasonCode::GrantedQoS1,
+        QoS::ExactlyOnce => ReasonCode::GrantedQoS2,
+    }
+}

@@ -1,0 +1,269 @@
+//! What is counted: every counter and gauge is declared once, in the table at the end of this file.
+//!
+//! A connection counts into its own [`Counts`] (plain integers) and adds them to the shared [`Metrics`] once per turn.
+//! Must know no other room: what is counted is decided by those who count.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+/// A value that goes up and down. Never reads below zero, though updates from several threads may cross.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicI64);
+
+impl Gauge {
+    /// One more.
+    pub fn increment(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One less.
+    pub fn decrement(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Exactly `value`.
+    pub fn set(&self, value: u64) {
+        self.0.store(i64::try_from(value).unwrap_or(i64::MAX), Ordering::Relaxed);
+    }
+
+    /// The value now.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        u64::try_from(self.0.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+}
+
+/// Whether a metric only grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Grows from zero at the start of the process.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+}
+
+/// One metric at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample {
+    /// The name, in `snake_case`; units last.
+    pub name: &'static str,
+    /// What it means, in one sentence.
+    pub meaning: &'static str,
+    /// Counter or gauge.
+    pub kind: Kind,
+    /// The value.
+    pub value: u64,
+}
+
+macro_rules! metrics {
+    (
+        counters { $($(#[doc = $counter_doc:literal])+ $counter:ident,)+ }
+        drops { $($(#[doc = $drop_doc:literal])+ $reason:ident => $dropped:ident,)+ }
+        gauges { $($(#[doc = $gauge_doc:literal])+ $gauge:ident,)+ }
+    ) => {
+        /// What one connection (or task) has counted since it last called [`Metrics::add`].
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
+        pub struct Counts {
+            $($(#[doc = $counter_doc])+ pub $counter: u64,)+
+            $($(#[doc = $drop_doc])+ pub $dropped: u64,)+
+        }
+
+        impl Counts {
+            /// Counts one message that was not delivered, by its reason.
+            pub fn dropped(&mut self, reason: DropReason) {
+                match reason {
+                    $(DropReason::$reason => self.$dropped += 1,)+
+                }
+            }
+        }
+
+        /// Why a message was not delivered to one receiver, or not accepted from its publisher.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum DropReason {
+            $($(#[doc = $drop_doc])+ $reason,)+
+        }
+
+        impl DropReason {
+            /// Every reason, in the order of their declaration.
+            pub const ALL: &'static [Self] = &[$(Self::$reason,)+];
+
+            /// The name of its counter, for example `dropped_queue_full`.
+            #[must_use]
+            pub fn counter(self) -> &'static str {
+                match self {
+                    $(Self::$reason => stringify!($dropped),)+
+                }
+            }
+        }
+
+        /// The counters and gauges of the whole process.
+        #[derive(Debug, Default)]
+        pub struct Metrics {
+            $($counter: AtomicU64,)+
+            $($dropped: AtomicU64,)+
+            $($(#[doc = $gauge_doc])+ pub $gauge: Gauge,)+
+        }
+
+        impl Metrics {
+            /// Adds what was counted and sets `counts` back to zero. To be called once per turn, not per message.
+            pub fn add(&self, counts: &mut Counts) {
+                $(add(&self.$counter, &mut counts.$counter);)+
+                $(add(&self.$dropped, &mut counts.$dropped);)+
+            }
+
+            /// Every metric with its value now, in the order of their declaration.
+            pub fn snapshot(&self) -> impl Iterator<Item = Sample> {
+                let counters = [
+                    $((stringify!($counter), concat!($($counter_doc),+), &self.$counter),)+
+                    $((stringify!($dropped), concat!($($drop_doc),+), &self.$dropped),)+
+                ];
+                let gauges = [$((stringify!($gauge), concat!($($gauge_doc),+), &self.$gauge),)+];
+                let counters = counters.into_iter().map(|(name, meaning, value)| Sample {
+                    name,
+                    meaning: meaning.trim_start(),
+                    kind: Kind::Counter,
+                    value: value.load(Ordering::Relaxed),
+                });
+                let gauges = gauges.into_iter().map(|(name, meaning, value)| Sample {
+                    name,
+                    meaning: meaning.trim_start(),
+                    kind: Kind::Gauge,
+                    value: value.get(),
+                });
+                counters.chain(gauges)
+            }
+        }
+    };
+}
+
+fn add(total: &AtomicU64, count: &mut u64) {
+    if *count != 0 {
+        total.fetch_add(*count, Ordering::Relaxed);
+        *count = 0;
+    }
+}
+
+metrics! {
+    counters {
+        /// Network connections that were accepted by a listener.
+        connections_accepted,
+        /// Network connections that were closed at once, or whose CONNECT was refused.
+        connections_refused,
+        /// PUBLISH packets received from clients, before any check.
+        messages_received,
+        /// PUBLISH packets sent to clients, repeats included.
+        messages_delivered,
+        /// Messages written to the log of a session or a shared group for later delivery.
+        messages_queued,
+        /// Bytes received from clients, after TLS.
+        bytes_received,
+        /// Bytes sent to clients, before TLS.
+        bytes_sent,
+        /// PUBLISH packets and wills that the ACL refused.
+        publishes_denied,
+        /// Topic filters in SUBSCRIBE packets that the ACL refused.
+        subscriptions_denied,
+        /// CONNECT packets refused for a wrong or missing user name, password or certificate.
+        logins_failed,
+    }
+    drops {
+        /// Messages dropped since the queue of their receiver was full.
+        QueueFull => dropped_queue_full,
+        /// Messages dropped since a quota other than the length of a queue was reached.
+        QuotaExceeded => dropped_quota_exceeded,
+        /// Messages dropped since their Message Expiry Interval had passed.
+        Expired => dropped_expired,
+        /// Messages dropped since the ACL does not allow them.
+        AclDenied => dropped_acl_denied,
+        /// Messages dropped since they exceed the Maximum Packet Size of their receiver.
+        TooLarge => dropped_too_large,
+        /// Messages dropped since their receiver was offline and they are not kept (QoS 0, or a session without a log).
+        NotPersistent => dropped_not_persistent,
+        /// Messages dropped since the session that they waited for has ended.
+        SessionEnded => dropped_session_ended,
+        /// Messages dropped since the store could not write or read them.
+        StorageFailed => dropped_storage_failed,
+        /// Messages dropped since the broker was shutting down.
+        ShuttingDown => dropped_shutting_down,
+    }
+    gauges {
+        /// Network connections that are open, with or without a CONNECT.
+        connections_open,
+        /// Clients that are connected.
+        clients_connected,
+        /// Sessions, connected or not.
+        sessions,
+        /// Subscriptions of all sessions.
+        subscriptions,
+        /// Retained messages.
+        retained_messages,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(metrics: &Metrics, name: &str) -> u64 {
+        let found: Vec<Sample> = metrics.snapshot().filter(|sample| sample.name == name).collect();
+        assert_eq!(found.len(), 1, "{name} is declared once");
+        found[0].value
+    }
+
+    #[test]
+    fn counts_are_added_once_and_start_again_from_zero() {
+        let metrics = Metrics::default();
+        let mut counts = Counts { messages_received: 3, ..Counts::default() };
+        counts.dropped(DropReason::Expired);
+        metrics.add(&mut counts);
+        assert_eq!(counts, Counts::default());
+        metrics.add(&mut counts);
+        assert_eq!(value(&metrics, "messages_received"), 3);
+        assert_eq!(value(&metrics, "dropped_expired"), 1);
+        assert_eq!(value(&metrics, "dropped_queue_full"), 0);
+    }
+
+    #[test]
+    fn every_drop_reason_has_its_counter() {
+        for reason in DropReason::ALL {
+            let metrics = Metrics::default();
+            let mut counts = Counts::default();
+            counts.dropped(*reason);
+            metrics.add(&mut counts);
+            assert_eq!(value(&metrics, reason.counter()), 1);
+            assert_eq!(metrics.snapshot().map(|sample| sample.value).sum::<u64>(), 1);
+        }
+    }
+
+    #[test]
+    fn a_gauge_never_reads_below_zero() {
+        let metrics = Metrics::default();
+        metrics.sessions.decrement();
+        assert_eq!(value(&metrics, "sessions"), 0);
+        metrics.sessions.increment();
+        metrics.sessions.increment();
+        assert_eq!(value(&metrics, "sessions"), 1);
+        metrics.sessions.set(7);
+        assert_eq!(value(&metrics, "sessions"), 7);
+    }
+
+    #[test]
+    fn each_metric_has_a_name_of_its_own_and_a_meaning() {
+        let metrics = Metrics::default();
+        let mut names: Vec<&str> = metrics.snapshot().map(|sample| sample.name).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        for sample in metrics.snapshot() {
+            assert!(sample.meaning.ends_with('.') && !sample.meaning.starts_with(' '), "{sample:?}");
+            assert_eq!(
+                sample.kind == Kind::Counter,
+                !matches!(
+                    sample.name,
+                    "connections_open" | "clients_connected" | "sessions" | "subscriptions" | "retained_messages"
+                ),
+                "{sample:?}"
+            );
+        }
+    }
+}

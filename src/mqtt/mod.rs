@@ -1,0 +1,28 @@
+//! The vocabulary of the MQTT specification: bytes in, values out.
+//!
+//! Knows nothing of sockets, clocks, locks, tasks, or any other room of the house.
+
+pub mod codec;
+mod connect;
+#[cfg(test)]
+mod differential;
+pub mod frame;
+pub mod malformed;
+pub mod message;
+pub mod outbox;
+pub mod packet;
+pub mod property;
+pub mod publish;
+pub mod reason;
+pub mod topic;
+pub mod trie;
+mod wire;
+
+pub use codec::QoS;
+pub use malformed::Malformed;
+pub use message::{Message, Timestamp};
+pub use outbox::Outbox;
+pub use packet::{Packet, PacketId, Version};
+pub use reason::ReasonCode;
+pub use topic::{Filter, TopicFilter, TopicName};
+pub use trie::TopicTrie;

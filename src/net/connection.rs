@@ -1,0 +1,645 @@
+//! The loop that drives one connection: read, hand over, write, in turns that are bounded.
+//!
+//! Each turn reads once, takes the mail, hands over what the packets did in one write of the store, wakes each receiver once and writes
+//! once. Must not know what a packet means (the session) or who gets a message (the broker).
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    future::{Future, poll_fn},
+    io::IoSlice,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use tokio::{task::JoinHandle, time::Sleep};
+
+use super::{ended::Ended, transport::Transport};
+use crate::{
+    broker::{self, Broker, Client, LogError, Owner, Signal, Turn},
+    clock,
+    metrics::DropReason,
+    mqtt::{
+        Outbox, Packet, Timestamp,
+        codec::{self, Sender},
+        frame::{self, Cut},
+        packet::Disconnect,
+    },
+    session::{Commit, Delivered, Delivery, Request, Source, Violation},
+};
+
+/// A connection whose CONNECT was accepted.
+#[derive(Debug)]
+pub(super) struct Connection {
+    transport: Transport,
+    broker: Arc<Broker>,
+    owner: Owner,
+    signal: Arc<Signal>,
+    outbox: Outbox,
+    turn: Turn,
+    /// The beginning of a packet whose rest has not come.
+    partial: Vec<u8>,
+    /// Retained messages for new subscriptions; each waits until its SUBACK has left.
+    replay: VecDeque<(u64, Delivery)>,
+    mail: Vec<Delivery>,
+    /// How much of `mail` is sent.
+    sent: usize,
+    /// Packets and deliveries since the connection last rested.
+    handled: usize,
+    reader: Reader,
+    /// The generation of the rules under which all mail so far was put.
+    rules: u64,
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// The Keep Alive has run out; one more look at the stream is due.
+    overdue: bool,
+    paused: bool,
+    flushing: bool,
+}
+
+/// Reads the session's log, where the mailbox is behind.
+#[derive(Debug, Default)]
+enum Reader {
+    /// The mailbox is open.
+    #[default]
+    Closed,
+    /// Read up to `read`; waits for the commit that holds the log's end.
+    Waiting { read: u64, tail: u64, commit: u64 },
+    /// A page after `read` is on its way.
+    Reading { read: u64, tail: u64, page: JoinHandle<Result<Vec<Delivery>, LogError>> },
+    /// All up to `read` stands in the mail.
+    Page { read: u64 },
+}
+
+enum Progress {
+    Some,
+    None,
+}
+
+impl Connection {
+    pub(super) fn new(
+        transport: Transport,
+        broker: Arc<Broker>,
+        owner: Owner,
+        signal: Arc<Signal>,
+        outbox: Outbox,
+        partial: Vec<u8>,
+    ) -> Box<Self> {
+        let rules = broker.auth.generation();
+        Box::new(Self {
+            transport,
+            broker,
+            owner,
+            signal,
+            outbox,
+            turn: Turn::default(),
+            partial,
+            replay: VecDeque::new(),
+            mail: Vec::new(),
+            sent: 0,
+            handled: 0,
+            reader: Reader::Closed,
+            rules,
+            deadline: None,
+            overdue: false,
+            paused: false,
+            flushing: false,
+        })
+    }
+
+    /// Runs until the connection ends. Afterwards the session is back in the registry; the stream is left to be closed.
+    pub(super) async fn run(mut self: Box<Self>) -> (Ended, Transport, Outbox) {
+        // Packets may have come with the CONNECT.
+        let early = std::mem::take(&mut self.partial);
+        let mut ended = self.begin(&early);
+        if ended.is_none() {
+            ended = Some(poll_fn(|cx| self.poll(cx)).await);
+        }
+        let ended = ended.unwrap_or(Ended::Closed);
+        self.say_goodbye(&ended);
+        self.count_unsent();
+        self.owner.ended = ended.for_session();
+        if self.owner.ended == broker::Ended::Normally {
+            self.discard_will().await;
+        }
+        let Self { owner, transport, outbox, .. } = *self;
+        drop(owner);
+        (ended, transport, outbox)
+    }
+
+    fn begin(&mut self, early: &[u8]) -> Option<Ended> {
+        let now = clock::now();
+        let taken = self.take_packets(early, now);
+        self.hand_over(now);
+        taken.err()
+    }
+
+    /// The stream is closed only when no crash can bring the Will back.
+    async fn discard_will(&mut self) {
+        let Some(lsn) = self.owner.client.as_mut().and_then(|client| self.broker.discard_will(client)) else { return };
+        poll_fn(|cx| match self.broker.when_committed(lsn, cx.waker()) {
+            Commit::Pending => Poll::Pending,
+            _ => Poll::Ready(()),
+        })
+        .await;
+    }
+
+    fn say_goodbye(&mut self, ended: &Ended) {
+        let Some(client) = &self.owner.client else { return };
+        if let Some(reason) = ended.reason()
+            && client.session.version().is_v5()
+        {
+            let mut disconnect = Disconnect::new(reason);
+            disconnect.reason_string = Some(ended.to_string());
+            let _ = self.outbox.packet(&Packet::Disconnect(disconnect));
+        }
+    }
+
+    /// What the session's log or a group holds comes again; the rest is lost with the connection.
+    fn count_unsent(&mut self) {
+        let replay = self.replay.iter().map(|(_, delivery)| delivery);
+        let mail = self.mail.get(self.sent..).unwrap_or_default();
+        let lost = mail.iter().chain(replay).filter(|delivery| delivery.source == Source::Direct).count();
+        self.turn.counts.dropped_not_persistent += lost as u64;
+        self.broker.finish(&mut self.turn);
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
+        for _ in 0..TURNS_PER_POLL {
+            match self.turn(cx) {
+                Ok(Progress::Some) => {}
+                Ok(Progress::None) => return Poll::Pending,
+                Err(ended) => return Poll::Ready(ended),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn turn(&mut self, cx: &mut Context<'_>) -> Result<Progress, Ended> {
+        let now = clock::now();
+        let raised = self.signal.take(cx.waker());
+        let worked = self.work(cx, raised, now);
+        // Whatever the packets did before one of them failed stands, and those who were given something are told.
+        self.hand_over(now);
+        let progress = worked?;
+        if let Some(client) = &mut self.owner.client {
+            let broker = &self.broker;
+            client.session.release(|lsn| broker.commit(lsn), now, &mut self.outbox)?;
+            if let Some(lsn) = client.session.awaited()
+                && self.broker.when_committed(lsn, cx.waker()) != Commit::Pending
+            {
+                return self.write(cx).map(|_| Progress::Some);
+            }
+        }
+        match (progress, self.write(cx)?) {
+            (Progress::None, Progress::None) => {
+                self.rest();
+                Ok(Progress::None)
+            }
+            _ => Ok(Progress::Some),
+        }
+    }
+
+    fn work(&mut self, cx: &mut Context<'_>, raised: u32, now: Timestamp) -> Result<Progress, Ended> {
+        if raised & Signal::STORE_FAILED != 0 && self.is_logged() {
+            return Err(Ended::StoreFailed);
+        }
+        if raised & Signal::TAKEN_OVER != 0 {
+            return Err(Ended::TakenOver);
+        }
+        if raised & Signal::SHUTDOWN != 0 {
+            return Err(Ended::ShuttingDown);
+        }
+        let read = self.read(cx, now)?;
+        let before = self.outbox.len();
+        self.deliver(cx, now)?;
+        self.check_deadline(cx, now)?;
+        let progress = matches!(read, Progress::Some) || self.outbox.len() != before;
+        Ok(if progress { Progress::Some } else { Progress::None })
+    }
+
+    fn is_logged(&self) -> bool {
+        self.owner.client.as_ref().is_some_and(|client| client.session.logged)
+    }
+
+    /// Reads once, unless there is a reason to let the client wait.
+    fn read(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<Progress, Ended> {
+        if self.must_pause(cx) {
+            self.paused = true;
+            return Ok(Progress::None);
+        }
+        if std::mem::take(&mut self.paused)
+            && let Some(client) = &mut self.owner.client
+        {
+            client.session.read_resumed(now);
+        }
+        if self.partial.len() >= SHARED_BUFFER / 2 {
+            return self.read_large(cx, now);
+        }
+        BUFFER.with_borrow_mut(|buffer| {
+            let kept = self.partial.len();
+            let Some((start, space)) = buffer.split_at_mut_checked(kept) else { return Ok(Progress::None) };
+            let Poll::Ready(read) = self.transport.poll_read(cx, space) else { return Ok(Progress::None) };
+            let read = read?;
+            if read == 0 {
+                return Err(Ended::Closed);
+            }
+            start.copy_from_slice(&self.partial);
+            self.partial.clear();
+            self.turn.counts.bytes_received += read as u64;
+            self.take_packets(buffer.get(..kept + read).unwrap_or_default(), now)?;
+            Ok(Progress::Some)
+        })
+    }
+
+    /// Reads on in a packet that is too large for the shared buffer. Memory grows with what came, not with what was announced.
+    fn read_large(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<Progress, Ended> {
+        let kept = self.partial.len();
+        self.partial.resize(kept + kept.min(SHARED_BUFFER), 0);
+        let space = self.partial.get_mut(kept..).unwrap_or_default();
+        let read = match self.transport.poll_read(cx, space) {
+            Poll::Pending => {
+                self.partial.truncate(kept);
+                return Ok(Progress::None);
+            }
+            Poll::Ready(read) => read?,
+        };
+        if read == 0 {
+            return Err(Ended::Closed);
+        }
+        self.partial.truncate(kept + read);
+        self.turn.counts.bytes_received += read as u64;
+        if let Cut::Whole(_) = frame::cut(&self.partial, self.max_packet_size())? {
+            let whole = std::mem::take(&mut self.partial);
+            self.take_packets(&whole, now)?;
+        }
+        Ok(Progress::Some)
+    }
+
+    fn max_packet_size(&self) -> u32 {
+        self.broker.limits.max_packet_size_bytes.get()
+    }
+
+    /// Takes all whole packets out of `bytes` and keeps the rest.
+    fn take_packets(&mut self, mut bytes: &[u8], now: Timestamp) -> Result<(), Ended> {
+        let max = self.max_packet_size();
+        loop {
+            match frame::cut(bytes, max)? {
+                Cut::Whole(frame) => {
+                    bytes = bytes.get(frame.len..).unwrap_or_default();
+                    self.handled += 1;
+                    self.take_packet(frame, now)?;
+                }
+                Cut::Partial { .. } => {
+                    if bytes.is_empty() {
+                        self.partial = Vec::new();
+                    } else {
+                        self.partial = bytes.to_vec();
+                    }
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn take_packet(&mut self, frame: frame::Frame<'_>, now: Timestamp) -> Result<(), Ended> {
+        let Some(client) = &mut self.owner.client else { return Err(Ended::StoreFailed) };
+        let packet = codec::decode(frame, client.session.version(), Sender::Client)?;
+        let broker = &self.broker;
+        let turn = &mut self.turn;
+        match client.session.receive(packet, now, &mut self.outbox)? {
+            Request::Nothing => {}
+            Request::Publish { publish, alias } => broker.publish(client, turn, &publish, alias, now),
+            Request::Duplicate(packet_id) => broker.duplicate(client, turn, packet_id),
+            Request::Release(packet_id) => broker.release(client, turn, packet_id),
+            Request::Settled(settled) => broker.settle(client, turn, settled, now),
+            Request::Subscribe(subscribe) => {
+                let retained = broker.subscribe(client, turn, subscribe, now);
+                let gate = client.session.queued();
+                let room = match usize::try_from(broker.limits.max_queued_messages) {
+                    Ok(most) if most > 0 => most.saturating_sub(self.replay.len()),
+                    _ => usize::MAX,
+                };
+                turn.counts.dropped_queue_full += retained.len().saturating_sub(room) as u64;
+                self.replay.extend(retained.into_iter().take(room).map(|delivery| (gate, delivery)));
+            }
+            Request::Unsubscribe(unsubscribe) => broker.unsubscribe(client, turn, unsubscribe, now),
+            Request::Disconnect(disconnect) => {
+                if let Some(secs) = disconnect.session_expiry_secs {
+                    broker.set_session_expiry(client, secs);
+                }
+                return Err(Ended::Disconnected(disconnect.reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// One write of the store for the turn, and one wake for each receiver.
+    fn hand_over(&mut self, now: Timestamp) {
+        if let Some(client) = &mut self.owner.client {
+            self.broker.dispatch(client, &mut self.turn, now);
+        }
+        self.broker.finish(&mut self.turn);
+    }
+
+    /// Reading pauses for control packets that were not sent and for a full batch; never because deliveries wait, since the
+    /// acknowledgements that make room for them must get in.
+    fn must_pause(&self, cx: &Context<'_>) -> bool {
+        let Some(client) = &self.owner.client else { return true };
+        if client.session.waiting() >= REPLIES_MAX || self.outbox.len() >= OUTBOX_CONTROL_MAX + self.largest_sent() {
+            return true;
+        }
+        !self.broker.has_room(cx.waker())
+    }
+
+    fn largest_sent(&self) -> usize {
+        usize::try_from(self.max_packet_size()).unwrap_or(usize::MAX)
+    }
+
+    /// Deliveries go to the outbox while it is below its bound: first retained messages, then the mailbox, then the log.
+    fn deliver(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<(), Ended> {
+        while self.outbox.len() < OUTBOX_MAX {
+            if let Some((gate, _)) = self.replay.front() {
+                let left = self.owner.client.as_ref().is_some_and(|client| client.session.has_left(*gate));
+                let Some((gate, delivery)) = (if left { self.replay.pop_front() } else { None }) else { return Ok(()) };
+                if !self.send(&delivery, now) {
+                    self.replay.push_front((gate, delivery));
+                    return Ok(());
+                }
+                continue;
+            }
+            if self.sent < self.mail.len() {
+                if !self.send_mail(now) {
+                    return Ok(());
+                }
+                continue;
+            }
+            if !self.take_mail() && !self.read_log(cx)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends on from the mail until the outbox has its bound. `false` where the client's window is full.
+    fn send_mail(&mut self, now: Timestamp) -> bool {
+        let mail = std::mem::take(&mut self.mail);
+        let mut room = true;
+        for delivery in mail.get(self.sent..).unwrap_or_default() {
+            room = self.send(delivery, now);
+            if !room || self.outbox.len() >= OUTBOX_MAX {
+                self.sent += usize::from(room);
+                break;
+            }
+            self.sent += 1;
+        }
+        self.mail = mail;
+        if self.sent >= self.mail.len() {
+            self.mail.clear();
+            self.sent = 0;
+        }
+        room
+    }
+
+    /// Sends one delivery. `false` where the client's window is full.
+    fn send(&mut self, delivery: &Delivery, now: Timestamp) -> bool {
+        let Some(client) = &mut self.owner.client else { return true };
+        if !self.broker.is_current(client, delivery.source) {
+            return true;
+        }
+        let turn = &mut self.turn;
+        match client.session.deliver(delivery, now, &mut self.outbox) {
+            Delivered::Sent => turn.counts.messages_delivered += 1,
+            Delivered::Known => {}
+            Delivered::Full => return false,
+            Delivered::Expired => self.broker.give_up(client, turn, delivery.source, DropReason::Expired, now),
+            Delivered::TooLarge => self.broker.give_up(client, turn, delivery.source, DropReason::TooLarge, now),
+            Delivered::Record { packet_id } => {
+                turn.counts.messages_delivered += 1;
+                self.broker.record_packet_id(client, turn, delivery.source, packet_id);
+            }
+        }
+        true
+    }
+
+    /// Takes the mailbox. `false` where it was empty.
+    fn take_mail(&mut self) -> bool {
+        let Some(client) = &mut self.owner.client else { return false };
+        // What is empty here becomes the mailbox: the memory goes round.
+        let behind = client.receiver.take(&mut self.mail);
+        if behind && matches!(self.reader, Reader::Closed) {
+            self.reader = Reader::Page { read: client.session.log().head() };
+        }
+        if self.mail.is_empty() {
+            return false;
+        }
+        self.handled += self.mail.len();
+        let rules = self.broker.auth.generation();
+        if rules != self.rules {
+            // It may have been put under older rules.
+            for delivery in std::mem::take(&mut self.mail) {
+                keep_if_allowed(&self.broker, client, &mut self.turn, &mut self.mail, delivery);
+            }
+            self.rules = rules;
+        }
+        true
+    }
+
+    /// Reads on in the session's log. `true` where something came.
+    fn read_log(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let Some(client) = &mut self.owner.client else { return Ok(false) };
+        loop {
+            match &mut self.reader {
+                Reader::Closed => return Ok(false),
+                Reader::Page { read } => {
+                    if client.session.room() == 0 {
+                        return Ok(false);
+                    }
+                    let read = *read;
+                    self.reader = match client.receiver.catch_up(read) {
+                        None => Reader::Closed,
+                        Some((tail, commit)) => Reader::Waiting { read, tail, commit },
+                    };
+                }
+                Reader::Waiting { read, tail, commit } => {
+                    let (read, tail) = (*read, *tail);
+                    match self.broker.when_committed(*commit, cx.waker()) {
+                        Commit::Pending => return Ok(false),
+                        Commit::Failed if self.broker.store_failed() => return Err(Ended::StoreFailed),
+                        // What failed before the store was mended is not in the log.
+                        Commit::Failed | Commit::Done => {}
+                    }
+                    let (broker, log) = (self.broker.clone(), client.session.id);
+                    let page = tokio::task::spawn_blocking(move || broker.read_log(log, read + 1));
+                    self.reader = Reader::Reading { read, tail, page };
+                }
+                Reader::Reading { read, tail, page } => {
+                    let Poll::Ready(entries) = Pin::new(page).poll(cx) else { return Ok(false) };
+                    let (read, tail) = (*read, *tail);
+                    let entries = entries
+                        .map_err(|error| Ended::LogUnreadable(error.to_string()))?
+                        .map_err(|error| Ended::LogUnreadable(error.to_string()))?;
+                    // Only an empty page says that nothing is left up to the tail.
+                    let end = entries.last().map_or(tail, Delivery::seq);
+                    self.page_came(read, end, entries);
+                    self.reader = Reader::Page { read: end };
+                    if !self.mail.is_empty() {
+                        return Ok(true);
+                    }
+                    return self.read_log(cx);
+                }
+            }
+        }
+    }
+
+    /// Puts a page in the mail. What the log has no entry for is settled: it was trimmed, or given up.
+    fn page_came(&mut self, read: u64, end: u64, entries: Vec<Delivery>) {
+        let Some(client) = &mut self.owner.client else { return };
+        let mut next = read + 1;
+        for delivery in entries {
+            client.session.log().settle_up_to(next, delivery.seq());
+            next = delivery.seq() + 1;
+            keep_if_allowed(&self.broker, client, &mut self.turn, &mut self.mail, delivery);
+        }
+        client.session.log().settle_up_to(next, end + 1);
+    }
+
+    fn check_deadline(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<(), Ended> {
+        let Some(client) = &self.owner.client else { return Ok(()) };
+        let Some(deadline) = client.session.keep_alive_deadline().filter(|_| !self.paused) else { return Ok(()) };
+        let sleep =
+            self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(clock::instant(deadline).into())));
+        while sleep.as_mut().poll(cx).is_ready() {
+            if deadline > now {
+                self.overdue = false;
+                sleep.as_mut().reset(clock::instant(deadline).into());
+                continue;
+            }
+            // After the process stood still, what the client sent in time may not have been seen yet.
+            if std::mem::replace(&mut self.overdue, true) {
+                return Err(Violation::KeepAliveTimeout.into());
+            }
+            sleep.as_mut().reset(clock::instant(now.plus_millis(LAST_LOOK_MILLIS)).into());
+        }
+        Ok(())
+    }
+
+    /// Writes what the stream takes.
+    fn write(&mut self, cx: &mut Context<'_>) -> Result<Progress, Ended> {
+        let mut progress = Progress::None;
+        while !self.outbox.is_empty() {
+            let Poll::Ready(written) = write_once(&mut self.transport, &mut self.outbox, cx) else {
+                return Ok(progress);
+            };
+            self.turn.counts.bytes_sent += written? as u64;
+            self.flushing = true;
+            progress = Progress::Some;
+        }
+        if self.flushing && self.transport.poll_flush(cx)?.is_ready() {
+            self.flushing = false;
+        }
+        Ok(progress)
+    }
+
+    /// An idle connection holds no buffers.
+    fn rest(&mut self) {
+        self.broker.finish(&mut self.turn);
+        // Much to do means that more will come.
+        if std::mem::take(&mut self.handled) > RESTLESS {
+            return;
+        }
+        if self.outbox.is_empty() {
+            self.outbox.release();
+        }
+        if self.mail.is_empty() {
+            self.mail = Vec::new();
+            if let Some(client) = &self.owner.client {
+                client.receiver.rest();
+            }
+        }
+        if self.replay.is_empty() && self.replay.capacity() > 0 {
+            self.replay = VecDeque::new();
+        }
+        self.turn.release();
+    }
+}
+
+/// Writes what is left of `outbox`, says goodbye to the stream and waits until the client has seen it, so that what was sent last is not
+/// lost to a reset.
+pub(super) async fn close(mut transport: Transport, mut outbox: Outbox) {
+    let mut sink = [0; 1024];
+    let mut sunk = 0;
+    let closing = poll_fn(|cx| -> Poll<std::io::Result<()>> {
+        while !outbox.is_empty() {
+            ready!(write_once(&mut transport, &mut outbox, cx))?;
+        }
+        ready!(transport.poll_shutdown(cx))?;
+        loop {
+            let read = ready!(transport.poll_read(cx, &mut sink))?;
+            sunk += read;
+            if read == 0 || sunk > SUNK_MAX {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    });
+    // The client may be gone already, or never read: then there is nobody to tell.
+    let _ = tokio::time::timeout(CLOSE_WAIT, closing).await;
+}
+
+fn write_once(transport: &mut Transport, outbox: &mut Outbox, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {
+    let mut slices = [IoSlice::new(&[]); SLICES_PER_WRITE];
+    let mut count = 0;
+    for (slot, bytes) in slices.iter_mut().zip(outbox.slices()) {
+        *slot = IoSlice::new(bytes);
+        count += 1;
+    }
+    let written = ready!(transport.poll_write(cx, slices.get(..count).unwrap_or_default()))?;
+    if written == 0 {
+        return Poll::Ready(Err(std::io::ErrorKind::WriteZero.into()));
+    }
+    outbox.advance(written);
+    Poll::Ready(Ok(written))
+}
+
+fn keep_if_allowed(
+    broker: &Broker,
+    client: &mut Client,
+    turn: &mut Turn,
+    mail: &mut Vec<Delivery>,
+    delivery: Delivery,
+) {
+    if client.session.knows(delivery.source) {
+        return;
+    }
+    // What PUBREC was received for is no more than a packet id: PUBREL must follow.
+    let released = match delivery.source {
+        Source::Log { seq, .. } => client.session.log().open(seq).is_some_and(|open| open.released),
+        _ => false,
+    };
+    if released || broker.may_receive(client, &delivery.message.topic) {
+        mail.push(delivery);
+    } else {
+        broker.give_up(client, turn, delivery.source, DropReason::AclDenied, clock::now());
+    }
+}
+
+thread_local! {
+    /// One read buffer per worker thread, not per connection.
+    static BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SHARED_BUFFER].into_boxed_slice());
+}
+
+const SHARED_BUFFER: usize = 256 * 1024;
+const TURNS_PER_POLL: usize = 8;
+/// A connection that handled more than this before it rests keeps its buffers.
+const RESTLESS: usize = 8;
+/// Deliveries are taken while less than this waits to be written.
+const OUTBOX_MAX: usize = 256 * 1024;
+/// Reading pauses when this much more waits: it can only be control packets.
+const OUTBOX_CONTROL_MAX: usize = OUTBOX_MAX + 64 * 1024;
+/// Reading pauses when so many replies wait for a commit.
+const REPLIES_MAX: usize = 8192;
+const SLICES_PER_WRITE: usize = 32;
+const LAST_LOOK_MILLIS: u64 = 100;
+const CLOSE_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
+const SUNK_MAX: usize = 1 << 20;

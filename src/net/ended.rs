@@ -1,0 +1,67 @@
+//! Why a connection ended: logged once, counted once. Must not know how.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::{
+    broker,
+    mqtt::{ReasonCode, codec::Malformed},
+    session::Violation,
+};
+
+/// Why a connection ended.
+#[derive(Debug, Error)]
+pub enum Ended {
+    /// DISCONNECT.
+    #[error("the client disconnected with reason {:#04x}", *.0 as u8)]
+    Disconnected(ReasonCode),
+    /// The client closed the stream.
+    #[error("the client closed the connection without DISCONNECT")]
+    Closed,
+    /// The stream broke.
+    #[error("the connection broke: {0}")]
+    Broken(#[from] io::Error),
+    /// Bytes that are no packet.
+    #[error("malformed packet: {0}")]
+    Malformed(#[from] Malformed),
+    /// A packet that must not come now.
+    #[error("protocol violation: {0}")]
+    Violated(#[from] Violation),
+    /// Another connection took the session over.
+    #[error("another connection with this client id took the session over")]
+    TakenOver,
+    /// The broker stops.
+    #[error("the broker is shutting down")]
+    ShuttingDown,
+    /// The store failed.
+    #[error("the store failed")]
+    StoreFailed,
+    /// The client does not read what it is sent.
+    #[error("the client's log cannot be read: {0}")]
+    LogUnreadable(String),
+}
+
+impl Ended {
+    /// The Reason Code of the DISCONNECT that a v5 client is sent (4.13); none where it ended the connection itself.
+    pub(super) fn reason(&self) -> Option<ReasonCode> {
+        match self {
+            Self::Disconnected(_) | Self::Closed | Self::Broken(_) => None,
+            Self::Malformed(malformed) => Some(malformed.reason()),
+            Self::Violated(violation) => Some(violation.reason()),
+            Self::TakenOver => Some(ReasonCode::SessionTakenOver),
+            Self::ShuttingDown => Some(ReasonCode::ServerShuttingDown),
+            Self::StoreFailed | Self::LogUnreadable(_) => Some(ReasonCode::ImplementationSpecificError),
+        }
+    }
+
+    /// What it means for the session.
+    pub(super) fn for_session(&self) -> broker::Ended {
+        match self {
+            Self::Disconnected(ReasonCode::Success) => broker::Ended::Normally,
+            Self::ShuttingDown => broker::Ended::Stopping,
+            Self::StoreFailed => broker::Ended::StoreFailed,
+            _ => broker::Ended::Abnormally,
+        }
+    }
+}

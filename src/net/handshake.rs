@@ -1,0 +1,285 @@
+//! From an accepted socket to a connected session: TLS, CONNECT, who it is, CONNACK. All within one deadline.
+//!
+//! Must not know what a session does once it is connected.
+
+use std::{
+    future::poll_fn,
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use thiserror::Error;
+use tokio::net::TcpStream;
+
+use super::{
+    connection::{self, Connection},
+    listener::Shared,
+    transport::Transport,
+};
+use crate::{
+    auth::{Identity, certificate},
+    broker::{Owner, Refused, Signal},
+    clock,
+    mqtt::{
+        Outbox, Packet, ReasonCode, Version,
+        codec::{self, Malformed, Sender},
+        frame::{self, Cut},
+        packet::{ConnAck, ConnAckProperties, Connect},
+    },
+    session::{Commit, Terms, refuse_unknown_authentication},
+};
+
+/// Why no session came of a connection.
+#[derive(Debug, Error)]
+enum Failed {
+    #[error("no CONNECT within {0} s")]
+    TooSlow(u64),
+    #[error("TLS: {0}")]
+    Tls(std::io::Error),
+    #[error("the connection broke: {0}")]
+    Broken(#[from] std::io::Error),
+    #[error("closed before CONNECT")]
+    Closed,
+    #[error("malformed packet: {0}")]
+    Malformed(#[from] Malformed),
+    #[error("[MQTT-3.1.0-1] the first packet is no CONNECT")]
+    NoConnect,
+    #[error("CONNECT refused with {:#04x}: {why}", *reason as u8)]
+    Refused { reason: ReasonCode, version: Version, maximum_packet_size: u32, why: String },
+}
+
+/// Serves one connection from its accept to its end.
+pub(super) async fn serve(transport: Transport, peer: SocketAddr, shared: Arc<Shared>) {
+    let secs = u64::from(shared.broker.limits.connect_timeout_secs.get());
+    // Each phase in an allocation of its own: what a handshake needs must not stay with an idle connection.
+    let begun = Box::pin(tokio::time::timeout(Duration::from_secs(secs), begin(transport, &shared))).await;
+    let connection = match begun {
+        Ok(Ok(connection)) => connection,
+        Ok(Err((failed, transport))) => return Box::pin(refuse(failed, transport, peer, &shared)).await,
+        Err(_) => return Box::pin(refuse(Failed::TooSlow(secs), None, peer, &shared)).await,
+    };
+    let (connection, client_id, identity) = connection;
+    tracing::info!(client = %client_id.escape_debug(), identity = %identity, %peer, listener = %shared.address, "connected");
+    let (ended, transport, outbox) = Box::pin(connection.run()).await;
+    tracing::info!(client = %client_id.escape_debug(), %peer, reason = %ended, "disconnected");
+    Box::pin(connection::close(transport, outbox)).await;
+}
+
+type Begun = (Box<Connection>, Arc<str>, Identity);
+
+async fn begin(transport: Transport, shared: &Arc<Shared>) -> Result<Begun, (Failed, Option<Transport>)> {
+    let (mut transport, certified) = match (transport, shared.acceptor.load_full()) {
+        (Transport::Tcp(stream), Some(acceptor)) => {
+            let stream = acceptor.accept(stream).await.map_err(|error| (Failed::Tls(error), None))?;
+            let certified = certified_identity(&stream);
+            (Transport::Tls(Box::new(stream)), certified)
+        }
+        (transport, _) => (transport, None),
+    };
+    match connect(&mut transport, shared, certified).await {
+        Ok((owner, signal, outbox, rest, identity)) => {
+            let client_id = owner.client_id().clone();
+            let connection = Connection::new(transport, shared.broker.clone(), owner, signal, outbox, rest);
+            Ok((connection, client_id, identity))
+        }
+        Err(failed) => Err((failed, Some(transport))),
+    }
+}
+
+/// The common name of the client's certificate, where it gave one.
+fn certified_identity(
+    stream: &tokio_rustls::server::TlsStream<TcpStream>,
+) -> Option<Result<Identity, certificate::CertificateError>> {
+    let certificate = stream.get_ref().1.peer_certificates()?.first()?;
+    Some(certificate::common_name(certificate.as_ref()).map(Identity::named))
+}
+
+async fn refuse(failed: Failed, transport: Option<Transport>, peer: SocketAddr, shared: &Shared) {
+    let mut counts = crate::metrics::Counts { connections_refused: 1, ..Default::default() };
+    if matches!(&failed, Failed::Refused { reason: ReasonCode::BadUserNameOrPassword | ReasonCode::NotAuthorized, .. })
+    {
+        counts.logins_failed = 1;
+    }
+    shared.broker.metrics.add(&mut counts);
+    // Who connects and says nothing (a port scan, a health check) is not worth a line for the operator.
+    match &failed {
+        Failed::Closed => tracing::debug!(%peer, listener = %shared.address, "closed before CONNECT"),
+        failed => tracing::info!(%peer, listener = %shared.address, reason = %failed, "connection refused"),
+    }
+    let Some(transport) = transport else { return };
+    let (reason, version, maximum, why) = match failed {
+        Failed::Refused { reason, version, maximum_packet_size, why } => {
+            (reason, version, maximum_packet_size, Some(why))
+        }
+        Failed::Malformed(Malformed::UnsupportedVersion { level_suggests_v5 }) => {
+            let version = if level_suggests_v5 { Version::V5 } else { Version::V3_1_1 };
+            (ReasonCode::UnsupportedProtocolVersion, version, u32::MAX, None)
+        }
+        // Before a CONNECT was understood nothing is known of the client: only close (4.13).
+        _ => return,
+    };
+    let mut outbox = Outbox::new(version);
+    outbox.set_maximum_packet_size(maximum);
+    let properties = ConnAckProperties { reason_string: why, ..Default::default() };
+    let _ = outbox.packet(&Packet::ConnAck(Box::new(ConnAck { session_present: false, reason, properties })));
+    connection::close(transport, outbox).await;
+}
+
+async fn connect(
+    transport: &mut Transport,
+    shared: &Arc<Shared>,
+    certified: Option<Result<Identity, certificate::CertificateError>>,
+) -> Result<(Owner, Arc<Signal>, Outbox, Vec<u8>, Identity), Failed> {
+    let (connect, rest) = read_connect(transport, shared).await?;
+    let version = connect.version;
+    let refused = |reason, why: &str| refusal(&connect, reason, why);
+    if let Some(reason) = refuse_unknown_authentication(&connect) {
+        return Err(refused(reason, "the authentication method is not supported"));
+    }
+    let identity = authenticate(&connect, shared, certified).await?;
+    let (client_id, assigned) = client_id(&connect, &refused)?;
+    let broker = &shared.broker;
+    if broker.is_stopping() {
+        return Err(refused(ReasonCode::ServerShuttingDown, "the broker is shutting down"));
+    }
+    let terms = Terms::negotiate(&connect, &broker.limits);
+    if broker.store_failed() && (terms.session_expiry_secs > 0 || connect.will.is_some()) {
+        return Err(refused(ReasonCode::ServerUnavailable, "the store has failed"));
+    }
+    let signal = Arc::new(Signal::default());
+    let refusal = |why| match why {
+        Refused::OtherIdentity => refused(ReasonCode::NotAuthorized, "the session belongs to another identity"),
+        Refused::TakenOver => refused(ReasonCode::SessionTakenOver, "a later connection with this client id came"),
+        Refused::StoreFailed => refused(ReasonCode::ServerUnavailable, "the store has failed"),
+    };
+    let mut owner = broker.registry.claim(broker, &client_id, &identity, &signal).await.map_err(refusal)?;
+    let connected = broker.connect(&mut owner, &connect, &terms, &identity, &signal, clock::now()).map_err(refusal)?;
+    if let Some(lsn) = connected.commit
+        && !durable(shared, lsn).await
+    {
+        owner.ended = crate::broker::Ended::StoreFailed;
+        return Err(refused(ReasonCode::ServerUnavailable, "the store could not record the session"));
+    }
+    let mut outbox = Outbox::new(version);
+    outbox.set_maximum_packet_size(terms.maximum_packet_size);
+    outbox.request_problem_information(terms.problem_information);
+    let properties = terms.connack(&connect, &broker.limits, assigned);
+    let connack = ConnAck { session_present: connected.session_present, reason: ReasonCode::Success, properties };
+    let _ = outbox.packet(&Packet::ConnAck(Box::new(connack)));
+    if let Some(client) = &mut owner.client {
+        broker.resume(client, terms, &mut outbox, clock::now());
+    }
+    Ok((owner, signal, outbox, rest, identity))
+}
+
+fn refusal(connect: &Connect, reason: ReasonCode, why: &str) -> Failed {
+    let maximum_packet_size = connect.maximum_packet_size;
+    Failed::Refused { reason, version: connect.version, maximum_packet_size, why: why.to_owned() }
+}
+
+async fn durable(shared: &Shared, lsn: u64) -> bool {
+    poll_fn(|cx| match shared.broker.when_committed(lsn, cx.waker()) {
+        Commit::Pending => std::task::Poll::Pending,
+        outcome => std::task::Poll::Ready(outcome == Commit::Done),
+    })
+    .await
+}
+
+/// Reads until the CONNECT is whole; gives what came after it too. Nobody is known yet: little is read, and memory grows with what came.
+async fn read_connect(transport: &mut Transport, shared: &Shared) -> Result<(Connect, Vec<u8>), Failed> {
+    let limit = shared.broker.limits.max_packet_size_bytes.get().min(CONNECT_MAX);
+    let mut bytes: Vec<u8> = Vec::new();
+    loop {
+        let mut chunk = [0; 2048];
+        let read = poll_fn(|cx| transport.poll_read(cx, &mut chunk)).await?;
+        if read == 0 {
+            return Err(Failed::Closed);
+        }
+        bytes.extend_from_slice(chunk.get(..read).unwrap_or_default());
+        // The first byte alone tells whether it can be a CONNECT.
+        if bytes.first() != Some(&CONNECT_BYTE) {
+            return Err(Failed::NoConnect);
+        }
+        let Cut::Whole(frame) = frame::cut(&bytes, limit)? else { continue };
+        let length = frame.len;
+        let Packet::Connect(connect) = codec::decode(frame, Version::V5, Sender::Client)? else {
+            return Err(Failed::NoConnect);
+        };
+        return Ok((*connect, bytes.split_off(length)));
+    }
+}
+
+/// Who the client is. A certificate's name stands above the user name that CONNECT gives.
+async fn authenticate(
+    connect: &Connect,
+    shared: &Arc<Shared>,
+    certified: Option<Result<Identity, certificate::CertificateError>>,
+) -> Result<Identity, Failed> {
+    let refused = |reason, why: &str| refusal(connect, reason, why);
+    match certified {
+        Some(Ok(identity)) => return Ok(identity),
+        Some(Err(error)) => {
+            return Err(refused(
+                ReasonCode::NotAuthorized,
+                &format!("the client certificate gives no identity: {error}"),
+            ));
+        }
+        None => {}
+    }
+    let rules = shared.broker.auth.rules();
+    match (&connect.username, rules.passwords().is_some()) {
+        (Some(username), true) => {
+            let username = username.clone();
+            let Some(password) = connect.password.clone() else {
+                return Err(refused(ReasonCode::BadUserNameOrPassword, "a user name without a password"));
+            };
+            let Ok(_permit) = shared.verifying.acquire().await else {
+                return Err(refused(ReasonCode::ServerShuttingDown, "the broker is shutting down"));
+            };
+            let name = username.clone();
+            let verified = tokio::task::spawn_blocking(move || {
+                rules.passwords().is_some_and(|passwords| passwords.verify(&name, &password))
+            })
+            .await
+            .unwrap_or(false);
+            if verified {
+                Ok(Identity::named(username))
+            } else {
+                Err(refused(ReasonCode::BadUserNameOrPassword, "wrong user name or password"))
+            }
+        }
+        // Nobody vouches for the name: such a client is anonymous.
+        _ if shared.allow_anonymous => Ok(Identity::ANONYMOUS),
+        _ => Err(refused(ReasonCode::NotAuthorized, "this listener lets no anonymous client in")),
+    }
+}
+
+/// The Client Identifier, and the one assigned where CONNECT had none [MQTT-3.1.3-6], [MQTT-3.1.3-7].
+fn client_id(
+    connect: &Connect,
+    refused: &impl Fn(ReasonCode, &str) -> Failed,
+) -> Result<(Arc<str>, Option<String>), Failed> {
+    if !connect.client_id.is_empty() {
+        return Ok((connect.client_id.as_str().into(), None));
+    }
+    if !connect.version.is_v5() && (!connect.clean_start || connect.version == Version::V3_1) {
+        // [MQTT311-3.1.3-8]
+        return Err(refused(ReasonCode::ClientIdentifierNotValid, "an empty client id needs Clean Session 1"));
+    }
+    let number = NEXT_ASSIGNED.fetch_add(1, Ordering::Relaxed);
+    let assigned = format!("pinnace-{:x}-{number:x}", random());
+    Ok((assigned.as_str().into(), Some(assigned)))
+}
+
+/// Different in each process, so that an assigned id is not one that an earlier process gave.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    static SEED: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    *SEED.get_or_init(|| std::collections::hash_map::RandomState::new().build_hasher().finish())
+}
+
+static NEXT_ASSIGNED: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+const CONNECT_BYTE: u8 = 0x10;
+/// A CONNECT with the longest client id, user name, password and Will fits.
+const CONNECT_MAX: u32 = 512 * 1024;

@@ -1,0 +1,15 @@
+//! Sockets: accept, limits, transports, and the loop that drives one connection.
+//!
+//! Must not know storage or the router: it carries bytes to a session and asks the broker for the rest.
+
+pub mod config;
+mod connection;
+mod ended;
+mod handshake;
+mod listener;
+mod tls;
+mod transport;
+
+pub use config::{ListenerConfig, TlsConfig};
+pub use listener::{Listener, ListenerError, Shared};
+pub use tls::TlsError;

@@ -1,0 +1,340 @@
+//! The composition root: the only place that wires the parts, and that knows in which order they start and stop. Must not know
+//! what the parts do.
+
+use std::{
+    fs, io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::{Value, json};
+use thiserror::Error;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{Notify, Semaphore},
+};
+
+use crate::{
+    auth::{Auth, FileError},
+    broker::{Broker, RecoveryError, Signal},
+    clock,
+    config::{Config, Loaded},
+    control::{Control, Socket},
+    net::{Listener, ListenerError, Shared},
+    storage::{self, Durability, Store},
+};
+
+/// Why the broker did not start, or did not end in order.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The runtime cannot be built.
+    #[error("cannot start the runtime: {0}")]
+    Runtime(io::Error),
+    /// The data directory cannot be made.
+    #[error("{}: cannot make the data directory: {source}; name another one by --data-dir", path.display())]
+    DataDir {
+        /// Which.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The store does not open.
+    #[error(transparent)]
+    Store(#[from] storage::Error),
+    /// What the store holds cannot be taken over.
+    #[error(transparent)]
+    Recovery(#[from] RecoveryError),
+    /// A file of authorization is not right.
+    #[error(transparent)]
+    Auth(#[from] FileError),
+    /// A listener does not open.
+    #[error(transparent)]
+    Listener(#[from] ListenerError),
+    /// The control socket cannot be made.
+    #[error("{}: cannot open the control socket: {source}", path.display())]
+    Control {
+        /// The data directory.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Signals cannot be received.
+    #[error("cannot listen for signals: {0}")]
+    Signals(io::Error),
+}
+
+/// Serves until SIGTERM, SIGINT or `pinnace drain`.
+///
+/// # Errors
+/// [`Error`]
+pub fn run(loaded: Loaded) -> Result<(), Error> {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if loaded.config.server.worker_threads > 0 {
+        runtime.worker_threads(loaded.config.server.worker_threads);
+    }
+    let runtime = runtime.enable_all().build().map_err(Error::Runtime)?;
+    let served = runtime.block_on(serve(loaded));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served
+}
+
+async fn serve(loaded: Loaded) -> Result<(), Error> {
+    let Loaded { config, data_dir, .. } = loaded;
+    let started_at = clock::now();
+    let max_connections = raise_descriptor_limit();
+    make_data_dir(&data_dir)?;
+    let store = Arc::new(Store::open(&data_dir, &config.storage)?);
+    let auth = Auth::load(&config.auth)?;
+    say_what_is_allowed(&config);
+    let broker = Broker::new(config.session.clone(), store, auth);
+    broker.recover(started_at)?;
+    tracing::info!(
+        data_dir = %data_dir.display(),
+        durability = config.storage.durability.name(),
+        sessions = broker.registry.len(),
+        retained = broker.retained(),
+        "store open"
+    );
+    let verifying = Arc::new(Semaphore::new(VERIFIED_AT_ONCE));
+    let mut listeners = Vec::new();
+    for listener in &config.listeners {
+        listeners.push(Listener::open(listener, broker.clone(), max_connections, verifying.clone())?);
+    }
+    let shared: Arc<[Arc<Shared>]> = listeners.iter().map(Listener::shared).collect();
+    let socket = Socket::open(&data_dir).map_err(|source| Error::Control { path: data_dir.clone(), source })?;
+    let stop = Arc::new(Notify::new());
+    let control = control(&broker, &shared, &stop);
+    let reload = control.reload.clone();
+    let mut signals = Signals::new().map_err(Error::Signals)?;
+    tracing::info!(path = %socket.path().display(), "control socket open");
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(async move { drop(socket.serve(control).await) });
+    for listener in listeners {
+        let shared = listener.shared();
+        tracing::info!(address = %shared.address, tls = shared.is_tls(), "listening");
+        tasks.spawn(listener.run());
+    }
+    tasks.spawn(sweep(broker.clone()));
+    tasks.spawn(mend_store(broker.clone()));
+    // Without systemd there is nobody to tell.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "ready");
+    signals.serve(&stop, reload).await;
+    stop_in_order(&broker, tasks, &config).await;
+    broker.store.close()?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Stops accepting, tells the clients, waits until their sessions are parked.
+async fn stop_in_order(broker: &Arc<Broker>, mut tasks: tokio::task::JoinSet<()>, config: &Config) {
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    tracing::info!("stopping");
+    broker.stop();
+    tasks.abort_all();
+    while tasks.join_next().await.is_some() {}
+    let grace = Duration::from_secs(u64::from(config.server.shutdown_grace_secs));
+    let gone = async {
+        while broker.metrics.connections_open.get() > 0 {
+            broker.registry.raise_all(Signal::SHUTDOWN);
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    if tokio::time::timeout(grace, gone).await.is_err() {
+        let left = broker.metrics.connections_open.get();
+        tracing::warn!(connections = left, "the time to shut down is over; the rest is closed without a word");
+    }
+}
+
+/// The signals of an operator.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Until it is time to stop.
+    async fn serve(&mut self, stop: &Notify, reload: Arc<dyn Fn() -> Result<(), Vec<String>> + Send + Sync>) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                () = stop.notified() => return,
+                _ = self.hangup.recv() => {
+                    let reload = reload.clone();
+                    // What it found is in the log.
+                    let _ = tokio::task::spawn_blocking(move || reload()).await;
+                }
+            }
+        }
+    }
+}
+
+fn control(broker: &Arc<Broker>, listeners: &Arc<[Arc<Shared>]>, stop: &Arc<Notify>) -> Control {
+    let (status_broker, status_listeners) = (broker.clone(), listeners.clone());
+    let (reload_broker, reload_listeners) = (broker.clone(), listeners.clone());
+    let stop = stop.clone();
+    Control {
+        status: Arc::new(move || status(&status_broker, &status_listeners)),
+        reload: Arc::new(move || reload(&reload_broker, &reload_listeners)),
+        drain: Arc::new(move || stop.notify_one()),
+    }
+}
+
+/// Reads ACL, passwords and TLS files again. A bad file changes nothing.
+fn reload(broker: &Broker, listeners: &[Arc<Shared>]) -> Result<(), Vec<String>> {
+    let mut errors = Vec::new();
+    if let Err(faults) = broker.auth.reload() {
+        errors.extend(faults.iter().map(ToString::to_string));
+    }
+    for listener in listeners {
+        if let Err(error) = listener.reload() {
+            errors.push(error.to_string());
+        }
+    }
+    if errors.is_empty() {
+        broker.registry.raise_all(Signal::RULES);
+        tracing::info!("reloaded");
+        return Ok(());
+    }
+    for error in &errors {
+        tracing::error!(%error, "reload refused; what was in force stays in force");
+    }
+    Err(errors)
+}
+
+fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
+    let health = broker.store.health();
+    broker.metrics.subscriptions.set(broker.subscriptions() as u64);
+    broker.metrics.retained_messages.set(broker.retained() as u64);
+    let mut metrics = serde_json::Map::new();
+    let mut dropped = serde_json::Map::new();
+    for sample in broker.metrics.snapshot() {
+        match sample.name.strip_prefix("dropped_") {
+            Some(reason) => dropped.insert(reason.to_owned(), sample.value.into()),
+            None => metrics.insert(sample.name.to_owned(), sample.value.into()),
+        };
+    }
+    let listeners: Vec<_> = listeners
+        .iter()
+        .map(|one| json!({ "address": one.address.to_string(), "tls": one.is_tls(), "connections": one.open() }))
+        .collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "uptime_secs": clock::uptime().as_secs(),
+        "ready": health.failure.is_none() && !broker.is_stopping(),
+        "listeners": listeners,
+        "metrics": metrics,
+        "dropped": dropped,
+        "storage": {
+            "engine": health.engine,
+            "durability": health.durability.name(),
+            "healthy": health.failure.is_none(),
+            "failure": health.failure,
+            "commits": health.batches,
+            "syncs": health.syncs,
+            "operations": health.operations,
+            "open_bytes": health.open_bytes,
+        },
+    })
+}
+
+/// One slow clock for all that expires.
+async fn sweep(broker: Arc<Broker>) {
+    let mut tick = tokio::time::interval(SWEEP_EVERY);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        while broker.sweep(clock::now(), SWEEP_AT_ONCE) {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// After a failed commit: sessions that may be ahead of the store are closed, and read anew from a store that works again.
+async fn mend_store(broker: Arc<Broker>) {
+    loop {
+        std::future::poll_fn(|cx| {
+            broker.store.when_failed(cx.waker());
+            if broker.store.failure().is_some() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        if let Some(error) = broker.store.failure() {
+            tracing::error!(%error, "the store failed: what is durable is refused until it works again");
+        }
+        while broker.logged_online() {
+            broker.registry.raise_all(Signal::STORE_FAILED);
+            tokio::time::sleep(POLL).await;
+        }
+        let mut pause = POLL;
+        loop {
+            let rebuilt = {
+                let broker = broker.clone();
+                tokio::task::spawn_blocking(move || broker.rebuild(clock::now())).await
+            };
+            match rebuilt {
+                Ok(Ok(())) => break,
+                Ok(Err(error)) => tracing::error!(%error, "the store does not work yet"),
+                Err(error) => tracing::error!(%error, "reading the store anew failed"),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MEND_PAUSE_MAX);
+        }
+        tracing::info!(sessions = broker.registry.len(), "the store works again");
+    }
+}
+
+/// Raises the limit of open files to what the system allows. How many connections that leaves room for.
+fn raise_descriptor_limit() -> u32 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or_else(|| u32::MAX.into());
+    let max_connections = u32::try_from(descriptors.saturating_sub(DESCRIPTORS_KEPT)).unwrap_or(u32::MAX).max(1);
+    tracing::info!(descriptors, max_connections, "limits");
+    max_connections
+}
+
+fn make_data_dir(path: &Path) -> Result<(), Error> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|source| Error::DataDir { path: path.to_owned(), source })
+}
+
+fn say_what_is_allowed(config: &Config) {
+    for listener in config.listeners.iter().filter(|listener| listener.allows_anonymous()) {
+        tracing::warn!(address = %listener.address, "anonymous clients are allowed on this listener");
+    }
+    if config.auth.acl_file.is_none() {
+        tracing::warn!("no ACL file: clients may publish and subscribe to everything");
+    }
+    if config.storage.durability == Durability::Memory {
+        tracing::warn!("durability is memory: nothing survives the end of the process");
+    }
+}
+
+/// Passwords verified at once: each takes a core for some milliseconds.
+const VERIFIED_AT_ONCE: usize = 4;
+/// Descriptors for the store, listeners and the rest.
+const DESCRIPTORS_KEPT: u64 = 512;
+const SWEEP_EVERY: Duration = Duration::from_millis(500);
+const SWEEP_AT_ONCE: usize = 256;
+const POLL: Duration = Duration::from_millis(50);
+const MEND_PAUSE_MAX: Duration = Duration::from_secs(5);

@@ -1,0 +1,229 @@
+//! What comes from the client: QoS 1 and 2 of its PUBLISHes, topic aliases, and the replies that wait their turn.
+//!
+//! Must not know what the broker does for a request.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use crate::mqtt::{
+    Outbox, Packet, PacketId, QoS, ReasonCode, TopicName, Version,
+    packet::{AckKind, Disconnect, Publish, SubAck, Subscribe, Unsubscribe},
+};
+
+use super::{Commit, Delivery, Source, Terms, Violation};
+
+/// What the broker is asked to do for a packet.
+#[derive(Debug)]
+pub enum Request<'a> {
+    /// Nothing more.
+    Nothing,
+    /// Publish this message, whose topic is `alias` where the packet named none. Answer QoS 1 by PUBACK, QoS 2 by PUBREC.
+    Publish {
+        /// The packet.
+        publish: Publish<'a>,
+        /// The topic that its alias stands for.
+        alias: Option<TopicName>,
+    },
+    /// A QoS 2 PUBLISH that is here already [MQTT-4.3.3-10]: answer by PUBREC, once the first is durable.
+    Duplicate(PacketId),
+    /// PUBREL: forget the packet id, then answer by PUBCOMP.
+    Release(PacketId),
+    /// SUBSCRIBE.
+    Subscribe(Subscribe),
+    /// UNSUBSCRIBE.
+    Unsubscribe(Unsubscribe),
+    /// The client acknowledged a delivery.
+    Settled(Settled),
+    /// DISCONNECT.
+    Disconnect(Disconnect),
+}
+
+/// What an acknowledgement of the client did to a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settled {
+    /// Its packet id.
+    pub packet_id: PacketId,
+    /// Where the delivery came from.
+    pub source: Source,
+    /// It is complete. Else: PUBREC came, and PUBREL must follow once that is recorded.
+    pub complete: bool,
+    /// The client refused the message (0x80 or more).
+    pub refused: bool,
+}
+
+/// A packet that waits for its turn, or for a commit.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply {
+    /// One of the four acknowledgements of a PUBLISH.
+    Ack(AckKind, PacketId, ReasonCode),
+    /// SUBACK.
+    SubAck(SubAck),
+    /// UNSUBACK.
+    UnsubAck(SubAck),
+    /// A delivery whose packet id is recorded before it leaves.
+    Publish(Box<Delivery>, PacketId),
+}
+
+/// Waits for the next [`Inbound::ticket`].
+const UNNUMBERED: u64 = u64::MAX;
+
+#[derive(Debug, Default)]
+pub(super) struct Inbound {
+    /// QoS 2 ids whose PUBREL has not come [MQTT-4.3.3-10].
+    received: HashSet<PacketId, foldhash::fast::RandomState>,
+    /// QoS 1 PUBLISHes whose PUBACK has not left.
+    unacknowledged: usize,
+    receive_maximum: u16,
+    aliases: HashMap<u16, TopicName, foldhash::fast::RandomState>,
+    alias_maximum: u16,
+    replies: VecDeque<(u64, Reply)>,
+    /// Replies ever queued.
+    queued: u64,
+}
+
+impl Inbound {
+    pub(super) fn restore(&mut self, received: impl IntoIterator<Item = PacketId>) {
+        self.received = received.into_iter().collect();
+    }
+
+    pub(super) fn connected(&mut self, terms: &Terms) {
+        self.disconnected();
+        self.receive_maximum = if terms.version.is_v5() { terms.receive_maximum } else { u16::MAX };
+        self.alias_maximum = terms.topic_alias_maximum;
+    }
+
+    pub(super) fn disconnected(&mut self) {
+        self.aliases = HashMap::default();
+        self.replies = VecDeque::new();
+        self.unacknowledged = 0;
+        self.received.shrink_to_fit();
+    }
+
+    pub(super) fn publish<'a>(&mut self, publish: Publish<'a>, version: Version) -> Result<Request<'a>, Violation> {
+        let alias = self.resolve(&publish)?;
+        let Some(packet_id) = publish.packet_id else { return Ok(Request::Publish { publish, alias }) };
+        if publish.qos == QoS::ExactlyOnce && self.received.contains(&packet_id) {
+            return Ok(Request::Duplicate(packet_id));
+        }
+        if version.is_v5() && self.unacknowledged + self.received.len() >= usize::from(self.receive_maximum) {
+            return Err(Violation::ReceiveMaximumExceeded(self.receive_maximum));
+        }
+        if publish.qos == QoS::ExactlyOnce {
+            self.received.insert(packet_id);
+        } else {
+            self.unacknowledged += 1;
+        }
+        Ok(Request::Publish { publish, alias })
+    }
+
+    /// The topic that a Topic Alias stands for, where the packet names no topic; remembers a new one.
+    fn resolve(&mut self, publish: &Publish<'_>) -> Result<Option<TopicName>, Violation> {
+        let Some(alias) = publish.topic_alias else { return Ok(None) };
+        let alias = alias.get();
+        if alias > self.alias_maximum {
+            return Err(Violation::TopicAliasInvalid(alias));
+        }
+        if publish.topic.is_empty() {
+            return self.aliases.get(&alias).cloned().map(Some).ok_or(Violation::TopicAliasInvalid(alias));
+        }
+        let topic = TopicName::parse(publish.topic).map_err(|_| Violation::TopicAliasInvalid(alias))?;
+        self.aliases.insert(alias, topic.clone());
+        Ok(Some(topic))
+    }
+
+    pub(super) fn pubrel(&mut self, packet_id: PacketId, version: Version) -> Request<'static> {
+        if self.received.remove(&packet_id) {
+            return Request::Release(packet_id);
+        }
+        let unknown = if version.is_v5() { ReasonCode::PacketIdentifierNotFound } else { ReasonCode::Success };
+        self.acknowledge(Reply::Ack(AckKind::PubComp, packet_id, unknown), false);
+        Request::Nothing
+    }
+
+    pub(super) fn acknowledge(&mut self, reply: Reply, durable: bool) {
+        self.queued += 1;
+        self.replies.push_back((if durable { UNNUMBERED } else { 0 }, reply));
+    }
+
+    pub(super) fn ticket(&mut self, lsn: u64) {
+        for (ticket, _) in self.replies.iter_mut().rev() {
+            if *ticket == UNNUMBERED {
+                *ticket = lsn;
+            } else if *ticket != 0 {
+                break;
+            }
+        }
+    }
+
+    pub(super) fn awaited(&self) -> Option<u64> {
+        self.replies.front().map(|(ticket, _)| *ticket).filter(|ticket| *ticket != UNNUMBERED)
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.replies.len()
+    }
+
+    pub(super) fn queued(&self) -> u64 {
+        self.queued
+    }
+
+    /// The first reply, if it may leave; `true` where what it stands for failed.
+    pub(super) fn due(&mut self, commit: &mut impl FnMut(u64) -> Commit) -> Option<(Reply, bool)> {
+        let (ticket, _) = self.replies.front()?;
+        let failed = match *ticket {
+            0 => false,
+            UNNUMBERED => return None,
+            lsn => match commit(lsn) {
+                Commit::Pending => return None,
+                Commit::Done => false,
+                Commit::Failed => true,
+            },
+        };
+        let (_, reply) = self.replies.pop_front()?;
+        if self.replies.is_empty() {
+            self.replies.shrink_to(16);
+        }
+        Some((reply, failed))
+    }
+
+    /// Encodes `reply`. A failed commit is said by a Reason Code where the packet has one that says so.
+    pub(super) fn send(
+        &mut self,
+        reply: Reply,
+        failed: bool,
+        version: Version,
+        outbox: &mut Outbox,
+    ) -> Result<(), Violation> {
+        match reply {
+            Reply::Ack(kind, packet_id, reason) => {
+                let reason = match kind {
+                    AckKind::PubAck | AckKind::PubRec if failed && version.is_v5() => ReasonCode::QuotaExceeded,
+                    _ if failed => return Err(Violation::NotDurable),
+                    _ => reason,
+                };
+                match kind {
+                    AckKind::PubAck => self.unacknowledged = self.unacknowledged.saturating_sub(1),
+                    AckKind::PubRec if reason.is_failure() && version.is_v5() => {
+                        self.received.remove(&packet_id);
+                    }
+                    _ => {}
+                }
+                outbox.ack(kind, packet_id, reason);
+            }
+            Reply::SubAck(mut suback) => {
+                if failed {
+                    suback.reasons.fill(ReasonCode::ImplementationSpecificError);
+                }
+                let _ = outbox.packet(&Packet::SubAck(suback));
+            }
+            Reply::UnsubAck(_) if failed && !version.is_v5() => return Err(Violation::NotDurable),
+            Reply::UnsubAck(mut unsuback) => {
+                if failed {
+                    unsuback.reasons.fill(ReasonCode::ImplementationSpecificError);
+                }
+                let _ = outbox.packet(&Packet::UnsubAck(unsuback));
+            }
+            Reply::Publish(..) => return Err(Violation::NotDurable),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! The limits of one session: on what a client may send, hold open and make grow (`[session]`).
+//!
+//! Plain values. Must not know how they are read, nor who enforces them.
+
+use std::num::{NonZeroU16, NonZeroU32};
+
+use serde::{Deserialize, Serialize};
+
+/// What the broker grants each client. What CONNACK can say of it, CONNACK says (MQTT 5.0, 3.2.2.3).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// The largest packet accepted from a client, its fixed header included, in bytes (Maximum Packet Size [MQTT-3.2.2-15]).
+    pub max_packet_size_bytes: NonZeroU32,
+    /// The most QoS 1 and QoS 2 publications of one client that the broker processes at once (Receive Maximum).
+    pub receive_maximum: NonZeroU16,
+    /// The most QoS 1 and QoS 2 messages in flight to one client; the client's own Receive Maximum may be lower.
+    pub max_inflight_messages: NonZeroU16,
+    /// The most messages that wait for one session; 0: no limit.
+    pub max_queued_messages: u64,
+    /// The most payload bytes that wait for one session; 0: no limit.
+    pub max_queued_bytes: u64,
+    /// The highest topic alias that a client may use towards the broker (Topic Alias Maximum); 0: none.
+    pub topic_alias_maximum: u16,
+    /// The longest Keep Alive in seconds; a longer one, or none, is replaced by it (Server Keep Alive [MQTT-3.2.2-21]).
+    /// 0: no limit.
+    pub max_keep_alive_secs: u16,
+    /// The longest Session Expiry Interval in seconds; 4294967295: a session may be kept for ever.
+    pub max_session_expiry_secs: u32,
+    /// The most subscriptions of one session.
+    pub max_subscriptions: NonZeroU32,
+    /// How long a new connection may take until its CONNECT (and TLS handshake) is complete, in seconds.
+    pub connect_timeout_secs: NonZeroU16,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_packet_size_bytes: nonzero_u32(2 * 1024 * 1024),
+            receive_maximum: nonzero_u16(1024),
+            max_inflight_messages: nonzero_u16(1024),
+            max_queued_messages: 100_000,
+            max_queued_bytes: 256 * 1024 * 1024,
+            topic_alias_maximum: 64,
+            max_keep_alive_secs: 0,
+            max_session_expiry_secs: u32::MAX,
+            max_subscriptions: nonzero_u32(10_000),
+            connect_timeout_secs: nonzero_u16(10),
+        }
+    }
+}
+
+fn nonzero_u16(value: u16) -> NonZeroU16 {
+    NonZeroU16::new(value).unwrap_or(NonZeroU16::MIN)
+}
+
+fn nonzero_u32(value: u32) -> NonZeroU32 {
+    NonZeroU32::new(value).unwrap_or(NonZeroU32::MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_manual() {
+        let limits = Limits::default();
+        assert_eq!(limits.max_packet_size_bytes.get(), 2_097_152);
+        assert_eq!(limits.receive_maximum.get(), 1024);
+        assert_eq!(limits.max_inflight_messages.get(), 1024);
+        assert_eq!(limits.max_queued_bytes, 268_435_456);
+        assert_eq!(limits.max_subscriptions.get(), 10_000);
+        assert_eq!(limits.connect_timeout_secs.get(), 10);
+    }
+}

@@ -1,0 +1,289 @@
+//! One client's protocol state machine, without I/O: packets and the time in, bytes and requests out.
+//!
+//! Must not know sockets, other sessions, storage or authorization. The broker carries out what [`Session::receive`] asks for
+//! and answers with [`Session::acknowledge`]; what must be durable first leaves with [`Session::release`].
+
+mod connect;
+mod inbound;
+pub mod limits;
+mod log;
+mod outbound;
+#[cfg(test)]
+mod tests;
+mod violation;
+
+use std::sync::Arc;
+
+pub use connect::{Terms, refuse_unknown_authentication};
+pub use inbound::{Reply, Request, Settled};
+pub use limits::Limits;
+pub use log::{LogView, Open};
+pub use outbound::{Delivered, Delivery, Source};
+pub use violation::Violation;
+
+use crate::mqtt::{Outbox, Packet, Timestamp, Version, packet::AckKind};
+use inbound::Inbound;
+use outbound::Outbound;
+
+/// What became of the commit that an acknowledgement waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Commit {
+    /// Not known yet.
+    Pending,
+    /// It is durable.
+    Done,
+    /// It failed and will never be.
+    Failed,
+}
+
+/// A Session (4.1): the state of one client, online or not.
+#[derive(Debug)]
+pub struct Session {
+    /// Names the session in the store; never reused.
+    pub id: u64,
+    /// Client Identifier.
+    pub client_id: Arc<str>,
+    /// Session Expiry Interval, in seconds; 0 ends it with its connection.
+    pub expiry_secs: u32,
+    /// Whether what it queues is logged: it was made with an expiry above 0.
+    pub logged: bool,
+    terms: Terms,
+    inbound: Inbound,
+    outbound: Outbound,
+    last_received: Timestamp,
+}
+
+impl Session {
+    /// A new Session, without any state [MQTT-3.1.2-4].
+    #[must_use]
+    pub fn new(id: u64, client_id: Arc<str>, expiry_secs: u32) -> Self {
+        Self {
+            id,
+            client_id,
+            expiry_secs,
+            logged: expiry_secs > 0,
+            terms: Terms::default(),
+            inbound: Inbound::default(),
+            outbound: Outbound::new(LogView::default()),
+            last_received: Timestamp::default(),
+        }
+    }
+
+    /// One that the store remembers: `received` are its QoS 2 ids still to be released [MQTT-4.3.3-10].
+    #[must_use]
+    pub fn recovered(
+        id: u64,
+        client_id: Arc<str>,
+        expiry_secs: u32,
+        received: impl IntoIterator<Item = crate::mqtt::PacketId>,
+        log: LogView,
+    ) -> Self {
+        let mut session = Self::new(id, client_id, expiry_secs);
+        session.logged = true;
+        session.inbound.restore(received);
+        session.outbound = Outbound::new(log);
+        session
+    }
+
+    /// A connection begins under `terms`. Deliveries that were in flight and do not come from the log are sent again
+    /// [MQTT-4.4.0-1]; those of the log come again through [`Session::deliver`]. Gives those that are larger than the client now takes:
+    /// they are complete [MQTT-3.1.2-25].
+    #[must_use]
+    pub fn connected(&mut self, terms: Terms, now: Timestamp, outbox: &mut Outbox) -> Vec<Source> {
+        self.expiry_secs = terms.session_expiry_secs;
+        self.inbound.connected(&terms);
+        let too_large = self.outbound.connected(&terms, now, outbox);
+        self.terms = terms;
+        self.last_received = now;
+        too_large
+    }
+
+    /// The connection is gone. Keeps what the Session must keep and gives the rest of the memory back.
+    pub fn disconnected(&mut self) {
+        self.inbound.disconnected();
+        self.outbound.disconnected();
+    }
+
+    /// The protocol version of the connection.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.terms.version
+    }
+
+    /// The terms of the connection.
+    #[must_use]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Takes one packet of the client.
+    ///
+    /// # Errors
+    /// The clause that the packet broke; the connection must end.
+    pub fn receive<'a>(
+        &mut self,
+        packet: Packet<'a>,
+        now: Timestamp,
+        outbox: &mut Outbox,
+    ) -> Result<Request<'a>, Violation> {
+        self.last_received = now;
+        match packet {
+            Packet::Publish(publish) => self.inbound.publish(publish, self.terms.version),
+            Packet::Ack(AckKind::PubRel, ack) => Ok(self.inbound.pubrel(ack.packet_id, self.terms.version)),
+            Packet::Ack(kind, ack) => {
+                let request = self.acknowledged(kind, ack);
+                self.outbound.resend(now, outbox);
+                Ok(request)
+            }
+            Packet::Subscribe(subscribe) => Ok(Request::Subscribe(subscribe)),
+            Packet::Unsubscribe(unsubscribe) => Ok(Request::Unsubscribe(unsubscribe)),
+            Packet::PingReq => {
+                outbox.pingresp();
+                Ok(Request::Nothing)
+            }
+            Packet::Disconnect(disconnect) => {
+                if self.expiry_secs == 0 && disconnect.session_expiry_secs.is_some_and(|secs| secs > 0) {
+                    return Err(Violation::ExpiryRaisedFromZero);
+                }
+                Ok(Request::Disconnect(disconnect))
+            }
+            Packet::Connect(_) => Err(Violation::SecondConnect),
+            Packet::Auth(_) => Err(Violation::AuthWithoutMethod),
+            Packet::ConnAck(_) | Packet::SubAck(_) | Packet::UnsubAck(_) | Packet::PingResp => {
+                Err(Violation::ServerPacket)
+            }
+        }
+    }
+
+    /// Queues `reply`. Replies leave in the order in which they were queued [MQTT-4.6.0-2]; one that is `durable` waits for the
+    /// next [`Session::ticket`].
+    pub fn acknowledge(&mut self, reply: Reply, durable: bool) {
+        self.inbound.acknowledge(reply, durable);
+    }
+
+    /// What was queued as durable since the last call stands in commit `lsn`.
+    pub fn ticket(&mut self, lsn: u64) {
+        self.inbound.ticket(lsn);
+    }
+
+    /// The commit that the first waiting reply needs, if any.
+    #[must_use]
+    pub fn awaited(&self) -> Option<u64> {
+        self.inbound.awaited()
+    }
+
+    /// Replies that wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.inbound.waiting()
+    }
+
+    /// How many replies were ever queued: what must follow the last of them waits for [`Session::has_left`].
+    #[must_use]
+    pub fn queued(&self) -> u64 {
+        self.inbound.queued()
+    }
+
+    /// Whether the reply that was the `queued`th has left.
+    #[must_use]
+    pub fn has_left(&self, queued: u64) -> bool {
+        self.inbound.queued() - self.inbound.waiting() as u64 >= queued
+    }
+
+    /// Sends every reply that is due; `commit` tells the outcome of a ticket.
+    ///
+    /// # Errors
+    /// [`Violation::NotDurable`] where a commit failed that no Reason Code can tell the client of.
+    pub fn release(
+        &mut self,
+        mut commit: impl FnMut(u64) -> Commit,
+        now: Timestamp,
+        outbox: &mut Outbox,
+    ) -> Result<(), Violation> {
+        while let Some((reply, failed)) = self.inbound.due(&mut commit) {
+            match reply {
+                Reply::Publish(delivery, packet_id) if !failed => {
+                    self.outbound.send_held(&delivery, packet_id, now, outbox);
+                }
+                reply => self.inbound.send(reply, failed, self.terms.version, outbox)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends `delivery`, if the client's window has room.
+    pub fn deliver(&mut self, delivery: &Delivery, now: Timestamp, outbox: &mut Outbox) -> Delivered {
+        let delivered = self.outbound.deliver(delivery, now, outbox);
+        if let Delivered::Record { packet_id, .. } = delivered {
+            self.acknowledge(Reply::Publish(Box::new(delivery.clone()), packet_id), true);
+        }
+        delivered
+    }
+
+    /// Whether a delivery from a log is in flight, or settled.
+    #[must_use]
+    pub fn knows(&self, source: Source) -> bool {
+        self.outbound.knows(source)
+    }
+
+    /// How many more QoS 1 and 2 deliveries the client may get now [MQTT-3.3.4-9].
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.outbound.room()
+    }
+
+    /// The state of its log: what is settled, what is open.
+    pub fn log(&mut self) -> &mut LogView {
+        self.outbound.log()
+    }
+
+    /// A QoS 2 lease that the store remembers, still to be completed by this client [MQTT-4.8.2-4]. Without its `delivery`, PUBREC
+    /// had come and PUBREL is due.
+    pub fn restore_lease(&mut self, source: Source, packet_id: crate::mqtt::PacketId, delivery: Option<Delivery>) {
+        self.outbound.restore_lease(source, packet_id, delivery);
+    }
+
+    /// The session leaves a group, or the group ends, while the QoS 2 exchange of its entry `seq` is under way: it goes on from `source`.
+    /// Gives its packet id, and whether PUBREC came.
+    pub fn adopt(&mut self, group: u64, seq: u64, source: Source) -> Option<(crate::mqtt::PacketId, bool)> {
+        self.outbound.adopt(group, seq, source)
+    }
+
+    /// The deliveries in flight that came by lease from a group: (group, seq), with `true` for QoS 2, which only this client may
+    /// complete [MQTT-4.8.2-5].
+    pub fn leases(&self) -> impl Iterator<Item = (u64, u64, bool)> + '_ {
+        self.outbound.leases()
+    }
+
+    /// The deliveries in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.outbound.in_flight()
+    }
+
+    /// When the Keep Alive runs out [MQTT-3.1.2-22]; none where it is off.
+    #[must_use]
+    pub fn keep_alive_deadline(&self) -> Option<Timestamp> {
+        let secs = u64::from(self.terms.keep_alive_secs);
+        (secs > 0).then(|| self.last_received.plus_millis(secs * 1500))
+    }
+
+    /// Nothing was read for a while by our own choice: the Keep Alive starts anew.
+    pub fn read_resumed(&mut self, now: Timestamp) {
+        self.last_received = now;
+    }
+
+    fn acknowledged(&mut self, kind: AckKind, ack: crate::mqtt::packet::Ack) -> Request<'static> {
+        match kind {
+            AckKind::PubAck => self.outbound.puback(ack).map_or(Request::Nothing, Request::Settled),
+            AckKind::PubComp => self.outbound.pubcomp(ack).map_or(Request::Nothing, Request::Settled),
+            AckKind::PubRec | AckKind::PubRel => match self.outbound.pubrec(ack) {
+                Ok(settled) => Request::Settled(settled),
+                Err(reason) => {
+                    self.acknowledge(Reply::Ack(AckKind::PubRel, ack.packet_id, reason), false);
+                    Request::Nothing
+                }
+            },
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! What goes to the client: packet ids, the window, and what each acknowledgement settles.
+//!
+//! Must not know how a message got here, nor how its log is stored.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    num::NonZeroU16,
+    sync::Arc,
+};
+
+use crate::mqtt::{
+    Message, Outbox, PacketId, QoS, ReasonCode, Timestamp,
+    outbox::Outgoing,
+    packet::{Ack, AckKind},
+};
+
+use super::{
+    LogView, Settled, Terms,
+    log::{LOG_IDS, Open, derived_id},
+};
+
+/// A message on its way to one client.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Delivery {
+    /// The message.
+    pub message: Arc<Message>,
+    /// QoS to send it with: the lower of the published one and the granted one [MQTT-3.8.4-8].
+    pub qos: QoS,
+    /// RETAIN to send it with.
+    pub retain: bool,
+    /// Identifiers of the subscriptions that matched [MQTT-3.3.4-3].
+    pub subscription_ids: Option<Arc<[u32]>>,
+    /// Where it came from.
+    pub source: Source,
+}
+
+impl Delivery {
+    /// Its sequence number in the log that it came from; 0 where none holds it.
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        match self.source {
+            Source::Direct => 0,
+            Source::Log { seq, .. } | Source::Lease { seq, .. } => seq,
+        }
+    }
+}
+
+/// Where a delivery came from: who is told when it is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// No log holds it.
+    Direct,
+    /// Entry `seq` of the session's own log.
+    Log {
+        /// Sequence number.
+        seq: u64,
+        /// The shared body that the entry names; 0 where it holds its own.
+        body: u64,
+    },
+    /// Entry `seq` of a shared group, leased to this session.
+    Lease {
+        /// Names the group.
+        group: u64,
+        /// Sequence number within the group.
+        seq: u64,
+        /// It was sent to some member before: DUP [MQTT-3.3.1-1].
+        again: bool,
+        /// The group is a log, so that a QoS 2 lease outlives the process: its packet id is recorded before it leaves.
+        logged: bool,
+    },
+}
+
+/// What became of a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivered {
+    /// It stands in the outbox.
+    Sent,
+    /// The session knows this entry: it is in flight, or settled.
+    Known,
+    /// The client's window is full: offer it again later.
+    Full,
+    /// Its Message Expiry Interval passed [MQTT-3.3.2-5].
+    Expired,
+    /// It is larger than the client's Maximum Packet Size [MQTT-3.1.2-24], [MQTT-3.1.2-25].
+    TooLarge,
+    /// It waits until the broker has recorded `packet_id` for it.
+    Record {
+        /// The id that must be recorded.
+        packet_id: PacketId,
+    },
+}
+
+#[derive(Debug)]
+struct Flight {
+    source: Source,
+    step: Step,
+    /// Kept for what no log holds, to be sent again after a reconnect.
+    delivery: Option<Box<Delivery>>,
+    order: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// QoS 1: PUBACK is due.
+    AtLeastOnce,
+    /// QoS 2: PUBREC is due.
+    ExactlyOnce,
+    /// QoS 2: PUBCOMP is due.
+    Released,
+}
+
+#[derive(Debug)]
+pub(super) struct Outbound {
+    window: u16,
+    flights: HashMap<PacketId, Flight, foldhash::fast::RandomState>,
+    /// Packet ids of log entries in flight whose id is not the derived one.
+    moved: HashMap<u64, PacketId, foldhash::fast::RandomState>,
+    /// Leases in flight: group and sequence number.
+    leased: HashSet<(u64, u64), foldhash::fast::RandomState>,
+    /// Flights of an earlier connection that this one has not sent again yet, in order.
+    resend: VecDeque<PacketId>,
+    log: LogView,
+    next_id: u16,
+    order: u64,
+}
+
+impl Outbound {
+    pub(super) fn new(log: LogView) -> Self {
+        Self {
+            window: u16::MAX,
+            flights: HashMap::default(),
+            moved: HashMap::default(),
+            leased: HashSet::default(),
+            resend: VecDeque::new(),
+            log,
+            next_id: LOG_IDS,
+            order: 0,
+        }
+    }
+
+    pub(super) fn log(&mut self) -> &mut LogView {
+        &mut self.log
+    }
+
+    /// Gives the deliveries that this client does not take any more, given its Maximum Packet Size now [MQTT-3.1.2-25].
+    pub(super) fn connected(&mut self, terms: &Terms, now: Timestamp, outbox: &mut Outbox) -> Vec<Source> {
+        self.window = terms.send_maximum;
+        let mut again: Vec<_> = self.flights.iter().map(|(id, flight)| (flight.order, *id)).collect();
+        again.sort_unstable();
+        let mut too_large = Vec::new();
+        for (_, packet_id) in again {
+            let Some(flight) = self.flights.get(&packet_id) else { continue };
+            match &flight.delivery {
+                _ if flight.step == Step::Released => outbox.ack(AckKind::PubRel, packet_id, ReasonCode::Success),
+                Some(delivery) if outbox.takes(&outgoing(delivery, packet_id, true, now)) => {
+                    self.resend.push_back(packet_id);
+                }
+                _ => too_large.extend(self.remove(packet_id).map(|flight| flight.source)),
+            }
+        }
+        self.resend(now, outbox);
+        too_large
+    }
+
+    /// Sends again what an earlier connection had in flight, as far as the window goes [MQTT-4.4.0-1], [MQTT-3.3.4-9].
+    pub(super) fn resend(&mut self, now: Timestamp, outbox: &mut Outbox) {
+        while self.flights.len() < usize::from(self.window) + self.resend.len() {
+            let Some(packet_id) = self.resend.pop_front() else { return };
+            if let Some(delivery) = self.flights.get(&packet_id).and_then(|flight| flight.delivery.as_deref()) {
+                // Its size was looked at when the connection began.
+                let _ = outbox.publish(&outgoing(delivery, packet_id, true, now));
+            }
+        }
+    }
+
+    /// Entries of the log leave the window; they come again as the log is read. What no log holds stays.
+    pub(super) fn disconnected(&mut self) {
+        let mut sent_until = self.log.sent_until;
+        let leased = &mut self.leased;
+        self.flights.retain(|packet_id, flight| match flight.source {
+            Source::Direct => true,
+            Source::Lease { .. } if flight.step != Step::AtLeastOnce => true,
+            Source::Lease { group, seq, .. } => {
+                leased.remove(&(group, seq));
+                false
+            }
+            Source::Log { seq, .. } => {
+                sent_until = sent_until.max(seq);
+                if flight.step == Step::Released || packet_id.get() != derived_id(seq) {
+                    let moved = if packet_id.get() == derived_id(seq) { 0 } else { packet_id.get() };
+                    self.log.set_open(seq, Open { packet_id: moved, released: flight.step == Step::Released });
+                }
+                false
+            }
+        });
+        self.log.sent_until = sent_until;
+        self.flights.shrink_to_fit();
+        self.leased.shrink_to_fit();
+        self.moved = HashMap::default();
+        self.resend = VecDeque::new();
+    }
+
+    /// A QoS 2 lease that the store remembers. Without its message, PUBREC had come.
+    pub(super) fn restore_lease(&mut self, source: Source, packet_id: PacketId, delivery: Option<Delivery>) {
+        let step = if delivery.is_some() { Step::ExactlyOnce } else { Step::Released };
+        self.insert(packet_id, source, step, delivery.map(Box::new));
+    }
+
+    /// The lease of entry `seq` of `group` is in flight from `source` from now on. Its packet id, and whether PUBREC came.
+    pub(super) fn adopt(&mut self, group: u64, seq: u64, source: Source) -> Option<(PacketId, bool)> {
+        let is_it = |flight: &Flight| matches!(flight.source, Source::Lease { group: of, seq: number, .. } if (of, number) == (group, seq));
+        let (packet_id, flight) = self.flights.iter_mut().find(|(_, flight)| is_it(flight))?;
+        let (packet_id, released) = (*packet_id, flight.step == Step::Released);
+        flight.source = source;
+        self.leased.remove(&(group, seq));
+        if let Source::Log { seq, .. } = source {
+            flight.delivery = None;
+            self.moved.insert(seq, packet_id);
+            self.log.set_open(seq, Open { packet_id: packet_id.get(), released });
+        }
+        Some((packet_id, released))
+    }
+
+    pub(super) fn room(&self) -> usize {
+        usize::from(self.window).saturating_sub(self.flights.len())
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    pub(super) fn leases(&self) -> impl Iterator<Item = (u64, u64, bool)> + '_ {
+        self.flights.values().filter_map(|flight| match flight.source {
+            Source::Lease { group, seq, .. } => Some((group, seq, flight.step != Step::AtLeastOnce)),
+            _ => None,
+        })
+    }
+
+    pub(super) fn deliver(&mut self, delivery: &Delivery, now: Timestamp, outbox: &mut Outbox) -> Delivered {
+        if self.knows(delivery.source) {
+            return Delivered::Known;
+        }
+        let open = match delivery.source {
+            Source::Log { seq, .. } => self.log.open(seq),
+            _ => None,
+        };
+        let again = match delivery.source {
+            Source::Log { seq, .. } => seq <= self.log.sent_until || open.is_some(),
+            Source::Lease { again, .. } => again,
+            Source::Direct => false,
+        };
+        // What was sent is completed, expired or not [MQTT-4.3.3-7].
+        if !again && delivery.message.is_expired(now) {
+            return Delivered::Expired;
+        }
+        if delivery.qos == QoS::AtMostOnce {
+            let outgoing = Outgoing { packet_id: None, ..outgoing(delivery, NonZeroU16::MIN, false, now) };
+            return if outbox.publish(&outgoing).is_ok() { Delivered::Sent } else { Delivered::TooLarge };
+        }
+        if self.room() == 0 {
+            return Delivered::Full;
+        }
+        let Some((packet_id, record)) = self.choose_id(delivery, open) else { return Delivered::Full };
+        if open.is_some_and(|open| open.released) {
+            self.take_off(delivery, packet_id, Step::Released);
+            outbox.ack(AckKind::PubRel, packet_id, ReasonCode::Success);
+            return Delivered::Sent;
+        }
+        let step = if delivery.qos == QoS::ExactlyOnce { Step::ExactlyOnce } else { Step::AtLeastOnce };
+        if record {
+            if !outbox.takes(&outgoing(delivery, packet_id, again, now)) {
+                return Delivered::TooLarge;
+            }
+            self.take_off(delivery, packet_id, step);
+            return Delivered::Record { packet_id };
+        }
+        if outbox.publish(&outgoing(delivery, packet_id, again, now)).is_err() {
+            return Delivered::TooLarge;
+        }
+        self.take_off(delivery, packet_id, step);
+        Delivered::Sent
+    }
+
+    /// Sends a delivery whose packet id is recorded by now.
+    pub(super) fn send_held(&self, held: &Delivery, packet_id: PacketId, now: Timestamp, outbox: &mut Outbox) {
+        let again = matches!(held.source, Source::Lease { again: true, .. });
+        // Its size was looked at when the id was chosen.
+        let _ = outbox.publish(&outgoing(held, packet_id, again, now));
+    }
+
+    fn take_off(&mut self, delivery: &Delivery, packet_id: PacketId, step: Step) {
+        if let Source::Log { seq, .. } = delivery.source
+            && packet_id.get() != derived_id(seq)
+        {
+            self.moved.insert(seq, packet_id);
+        }
+        let kept = match delivery.source {
+            Source::Log { .. } => None,
+            Source::Lease { .. } if step == Step::AtLeastOnce => None,
+            _ => Some(Box::new(delivery.clone())),
+        };
+        self.insert(packet_id, delivery.source, step, kept);
+    }
+
+    fn insert(&mut self, packet_id: PacketId, source: Source, step: Step, delivery: Option<Box<Delivery>>) {
+        if let Source::Lease { group, seq, .. } = source {
+            self.leased.insert((group, seq));
+        }
+        self.order += 1;
+        self.flights.insert(packet_id, Flight { source, step, delivery, order: self.order });
+    }
+
+    fn remove(&mut self, packet_id: PacketId) -> Option<Flight> {
+        let flight = self.flights.remove(&packet_id)?;
+        match flight.source {
+            Source::Log { seq, .. } if !self.moved.is_empty() => {
+                self.moved.remove(&seq);
+            }
+            Source::Lease { group, seq, .. } => {
+                self.leased.remove(&(group, seq));
+            }
+            _ => {}
+        }
+        Some(flight)
+    }
+
+    /// A packet id that is not in flight, and whether it must be recorded before the PUBLISH leaves.
+    fn choose_id(&mut self, delivery: &Delivery, open: Option<Open>) -> Option<(PacketId, bool)> {
+        match delivery.source {
+            Source::Log { seq, .. } => {
+                if let Some(recorded) = open.and_then(|open| PacketId::new(open.packet_id)) {
+                    // The client may know the message by this id, so that no other will do.
+                    return Some((recorded, false)).filter(|_| !self.flights.contains_key(&recorded));
+                }
+                let derived = PacketId::new(derived_id(seq))?;
+                if !self.flights.contains_key(&derived) {
+                    return Some((derived, false));
+                }
+                let free = (1..=LOG_IDS)
+                    .filter_map(|step| PacketId::new((derived.get() - 1 + step) % LOG_IDS + 1))
+                    .find(|id| !self.flights.contains_key(id))?;
+                Some((free, true))
+            }
+            Source::Lease { logged, .. } => Some((self.free_high_id()?, logged && delivery.qos == QoS::ExactlyOnce)),
+            Source::Direct => Some((self.free_high_id()?, false)),
+        }
+    }
+
+    fn free_high_id(&mut self) -> Option<PacketId> {
+        for _ in LOG_IDS..u16::MAX {
+            self.next_id = if self.next_id == u16::MAX { LOG_IDS + 1 } else { self.next_id + 1 };
+            let id = PacketId::new(self.next_id)?;
+            if !self.flights.contains_key(&id) {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// Whether it is in flight, or settled.
+    pub(super) fn knows(&self, source: Source) -> bool {
+        let seq = match source {
+            Source::Log { seq, .. } => seq,
+            Source::Lease { group, seq, .. } => return self.leased.contains(&(group, seq)),
+            Source::Direct => return false,
+        };
+        self.log.is_settled(seq)
+            || self.moved.contains_key(&seq)
+            || PacketId::new(derived_id(seq))
+                .and_then(|id| self.flights.get(&id))
+                .is_some_and(|flight| matches!(flight.source, Source::Log { seq: other, .. } if other == seq))
+    }
+
+    pub(super) fn puback(&mut self, ack: Ack) -> Option<Settled> {
+        self.flights.get(&ack.packet_id).filter(|flight| flight.step == Step::AtLeastOnce)?;
+        self.land(ack)
+    }
+
+    pub(super) fn pubcomp(&mut self, ack: Ack) -> Option<Settled> {
+        self.flights.get(&ack.packet_id).filter(|flight| flight.step == Step::Released)?;
+        self.land(ack)
+    }
+
+    /// PUBREC. `Err`: PUBREL is sent at once, with that Reason Code.
+    pub(super) fn pubrec(&mut self, ack: Ack) -> Result<Settled, ReasonCode> {
+        let Some(flight) = self.flights.get_mut(&ack.packet_id) else {
+            return Err(ReasonCode::PacketIdentifierNotFound);
+        };
+        match flight.step {
+            Step::AtLeastOnce => Err(ReasonCode::PacketIdentifierNotFound),
+            Step::Released => Err(ReasonCode::Success),
+            Step::ExactlyOnce if ack.reason.is_failure() => self.land(ack).ok_or(ReasonCode::PacketIdentifierNotFound),
+            Step::ExactlyOnce => {
+                flight.step = Step::Released;
+                flight.delivery = None;
+                self.order += 1;
+                flight.order = self.order;
+                Ok(Settled { packet_id: ack.packet_id, source: flight.source, complete: false, refused: false })
+            }
+        }
+    }
+
+    fn land(&mut self, ack: Ack) -> Option<Settled> {
+        let flight = self.remove(ack.packet_id)?;
+        if self.flights.is_empty() {
+            self.flights.shrink_to(16);
+        }
+        let refused = ack.reason.is_failure();
+        Some(Settled { packet_id: ack.packet_id, source: flight.source, complete: true, refused })
+    }
+}
+
+fn outgoing(delivery: &Delivery, packet_id: PacketId, dup: bool, now: Timestamp) -> Outgoing<'_> {
+    Outgoing {
+        message: &delivery.message,
+        qos: delivery.qos,
+        retain: delivery.retain,
+        dup,
+        packet_id: Some(packet_id),
+        subscription_ids: delivery.subscription_ids.as_deref().unwrap_or_default(),
+        topic_alias: None,
+        now,
+    }
+}

@@ -1,0 +1,52 @@
+//! What a client did against the specification or its own terms: one variant per broken clause.
+//!
+//! Must not know how the client is told.
+
+use thiserror::Error;
+
+use crate::mqtt::ReasonCode;
+
+/// Why a connection must end.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Violation {
+    /// A second CONNECT.
+    #[error("[MQTT-3.1.0-2] a second CONNECT")]
+    SecondConnect,
+    /// A packet that only a server sends.
+    #[error("[MQTT-4.13.1-1] a packet that only a server sends")]
+    ServerPacket,
+    /// AUTH, though CONNECT named no method.
+    #[error("[MQTT-4.12.0-6] AUTH in a session that has no Authentication Method")]
+    AuthWithoutMethod,
+    /// DISCONNECT raises the Session Expiry Interval from 0.
+    #[error("[MQTT-3.14.2-2] DISCONNECT sets a Session Expiry Interval though CONNECT had 0")]
+    ExpiryRaisedFromZero,
+    /// More QoS 1 and 2 PUBLISHes in flight than the Receive Maximum.
+    #[error("[MQTT-3.3.4-8] more QoS 1 and 2 PUBLISHes unacknowledged than Receive Maximum {0}")]
+    ReceiveMaximumExceeded(u16),
+    /// A Topic Alias that was not set, or is above the maximum.
+    #[error("[MQTT-3.3.2-9] topic alias {0} is above the maximum or was never set")]
+    TopicAliasInvalid(u16),
+    /// Nothing was received for one and a half times the Keep Alive.
+    #[error("[MQTT-3.1.2-22] nothing received for one and a half times the Keep Alive")]
+    KeepAliveTimeout,
+    /// A commit failed, and the packet that would say so has no Reason Code for it.
+    #[error("the store could not make durable what an acknowledgement stands for")]
+    NotDurable,
+}
+
+impl Violation {
+    /// The Reason Code of the DISCONNECT that tells the client.
+    #[must_use]
+    pub fn reason(&self) -> ReasonCode {
+        match self {
+            Self::SecondConnect | Self::ServerPacket | Self::AuthWithoutMethod | Self::ExpiryRaisedFromZero => {
+                ReasonCode::ProtocolError
+            }
+            Self::ReceiveMaximumExceeded(_) => ReasonCode::ReceiveMaximumExceeded,
+            Self::TopicAliasInvalid(_) => ReasonCode::TopicAliasInvalid,
+            Self::KeepAliveTimeout => ReasonCode::KeepAliveTimeout,
+            Self::NotDurable => ReasonCode::ImplementationSpecificError,
+        }
+    }
+}

@@ -1,0 +1,505 @@
+//! Group commit: all connections write into one open batch, one thread commits it as a whole, and whoever waits for it is woken.
+//! While one batch is being synced the next one fills, so the slower the disk, the larger the batches.
+//!
+//! Must not know what the batches hold.
+
+use std::{
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    task::Waker,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{
+    Batch, Callback, Config, Durability, Engine, Error, Lsn, Ops, Outcome,
+    garbage::{Collector, Garbage},
+    recover,
+};
+
+/// The open batch, its way to the engine, and those who wait for it.
+pub(super) struct Committer {
+    engine: Arc<dyn Engine>,
+    config: Config,
+    pace: Pace,
+    open: Mutex<Open>,
+    /// Signalled when the committing thread has something to do.
+    work: Condvar,
+    /// Held while a batch is on its way: one at a time, in order.
+    committing: Mutex<Spare>,
+    marks: Marks,
+    waiting: Mutex<VecDeque<(Lsn, Vec<Waker>)>>,
+    pub(super) garbage: Collector,
+    pub(super) counts: Counts,
+}
+
+/// Who commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// The writer itself, before its write returns.
+    AtOnce,
+    /// A thread.
+    Threaded,
+    /// Whoever calls [`Committer::step`].
+    Stepped,
+}
+
+/// What was committed since the start.
+#[derive(Debug, Default)]
+#[allow(missing_docs)]
+pub(super) struct Counts {
+    pub(super) batches: AtomicU64,
+    pub(super) syncs: AtomicU64,
+    pub(super) operations: AtomicU64,
+}
+
+struct Open {
+    batch: Batch,
+    /// When the first change that nobody waits for came into the batch.
+    since: Option<Instant>,
+    failure: Option<Arc<Error>>,
+    stop: bool,
+    room: Vec<Waker>,
+    failed: Vec<Waker>,
+}
+
+/// Memory that one batch leaves to the next but one.
+#[derive(Default)]
+struct Spare {
+    ops: Ops,
+    callbacks: Vec<Callback>,
+    garbage: Vec<Garbage>,
+}
+
+impl Committer {
+    pub(super) fn new(engine: Arc<dyn Engine>, config: &Config, pace: Pace) -> Result<Self, Error> {
+        let (batch, discarded) = Batch::new(recover::open(&*engine)?);
+        let garbage = Collector::default();
+        garbage.restart(discarded, batch.generation);
+        Ok(Self {
+            engine,
+            config: config.clone(),
+            pace,
+            open: Mutex::new(Open {
+                batch,
+                since: None,
+                failure: None,
+                stop: false,
+                room: Vec::new(),
+                failed: Vec::new(),
+            }),
+            work: Condvar::new(),
+            committing: Mutex::default(),
+            marks: Marks::default(),
+            waiting: Mutex::default(),
+            garbage,
+            counts: Counts::default(),
+        })
+    }
+
+    pub(super) fn engine(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    pub(super) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// See [`super::Store::write`].
+    pub(super) fn write<R>(&self, f: impl FnOnce(&mut Batch) -> R) -> (R, Lsn) {
+        let mut open = self.open.lock();
+        open.batch.begin();
+        // What came into the batch before a panic is committed like the rest: others may wait for it.
+        let result = catch_unwind(AssertUnwindSafe(|| f(&mut open.batch)));
+        let lsn = open.batch.lsn;
+        if open.failure.is_some() {
+            let callbacks = open.batch.abandon();
+            drop(open);
+            run(callbacks, Outcome::Failed);
+        } else {
+            let wake = open.added(&self.config, &self.marks);
+            self.marks.open_bytes.store(open.batch.ops.size(), Ordering::Relaxed);
+            drop(open);
+            match self.pace {
+                Pace::AtOnce => self.commit_at_once(),
+                Pace::Threaded if wake => {
+                    self.work.notify_one();
+                }
+                Pace::Threaded | Pace::Stepped => {}
+            }
+        }
+        (result.unwrap_or_else(|panic| resume_unwind(panic)), lsn)
+    }
+
+    pub(super) fn outcome(&self, lsn: Lsn) -> Outcome {
+        self.marks.outcome(lsn)
+    }
+
+    /// The last batch that was written.
+    pub(super) fn written(&self) -> Lsn {
+        Lsn(self.marks.written.load(Ordering::Acquire))
+    }
+
+    /// The last batch that is durable.
+    pub(super) fn durable(&self) -> Lsn {
+        Lsn(self.marks.durable.load(Ordering::Acquire))
+    }
+
+    /// See [`super::Store::when_committed`].
+    pub(super) fn when_committed(&self, lsn: Lsn, waker: &Waker) {
+        let mut waiting = self.waiting.lock();
+        // Outcomes become visible before the waiting are looked for, under this lock.
+        if self.outcome(lsn) != Outcome::Pending {
+            drop(waiting);
+            return waker.wake_by_ref();
+        }
+        let at = waiting.partition_point(|(other, _)| *other < lsn);
+        match waiting.get_mut(at) {
+            Some((other, wakers)) if *other == lsn => add_waker(wakers, waker),
+            _ => waiting.insert(at, (lsn, vec![waker.clone()])),
+        }
+        drop(waiting);
+        if lsn.0 > self.marks.required.load(Ordering::Acquire) {
+            self.require(lsn);
+        }
+    }
+
+    pub(super) fn open_bytes(&self) -> usize {
+        self.marks.open_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.open_bytes() >= self.config.commit_max_bytes
+    }
+
+    /// See [`super::Store::when_room`].
+    pub(super) fn when_room(&self, waker: &Waker) {
+        let mut open = self.open.lock();
+        if self.is_full() {
+            add_waker(&mut open.room, waker);
+        } else {
+            drop(open);
+            waker.wake_by_ref();
+        }
+    }
+
+    pub(super) fn failure(&self) -> Option<Arc<Error>> {
+        self.open.lock().failure.clone()
+    }
+
+    /// See [`super::Store::when_failed`].
+    pub(super) fn when_failed(&self, waker: &Waker) {
+        let mut open = self.open.lock();
+        if open.failure.is_none() {
+            add_waker(&mut open.failed, waker);
+        } else {
+            drop(open);
+            waker.wake_by_ref();
+        }
+    }
+
+    /// The committing thread: until it is stopped and has committed what was open.
+    pub(super) fn run(&self) {
+        while self.wait_for_work() {
+            self.step();
+        }
+    }
+
+    /// Commits the open batch, if it holds anything; says whether it did.
+    pub(super) fn step(&self) -> bool {
+        self.commit(&mut self.committing.lock())
+    }
+
+    /// See [`super::Store::reopen`].
+    pub(super) fn reopen(&self) -> Result<(), Error> {
+        let _committing = self.committing.lock();
+        {
+            let open = self.open.lock();
+            match open.failure {
+                _ if open.stop => return Err(Error::Closed),
+                None => return Ok(()),
+                Some(_) => {}
+            }
+        }
+        self.engine.reopen()?;
+        let opened = recover::open(&*self.engine)?;
+        let mut open = self.open.lock();
+        let discarded = open.batch.reload(opened);
+        open.failure = None;
+        self.marks.recovered(open.batch.lsn);
+        open.batch.lsn.0 += 1;
+        self.garbage.restart(discarded, open.batch.generation);
+        Ok(())
+    }
+
+    /// Has what is open committed and synced, and ends the threads' loops.
+    pub(super) fn stop(&self) {
+        let mut open = self.open.lock();
+        open.stop = true;
+        open.batch.required = true;
+        drop(open);
+        self.work.notify_one();
+        self.garbage.stop();
+    }
+
+    /// After [`Committer::stop`] and the end of the threads. The failure, if any, that was in force before.
+    pub(super) fn close(&self) -> Result<(), Error> {
+        let mut spare = self.committing.lock();
+        self.commit(&mut spare);
+        let failure = match self.failure() {
+            None => self.engine.sync().err().map(Arc::new),
+            Some(error) if matches!(*error, Error::Closed) => return Ok(()),
+            failure => failure,
+        };
+        let lsn = self.open.lock().batch.lsn;
+        self.fail(lsn, Arc::new(Error::Closed), Vec::new());
+        let closed = self.engine.close();
+        match failure {
+            Some(error) => Err(Error::Engine { doing: "writing what was open", cause: error.into() }),
+            None => closed,
+        }
+    }
+
+    /// Commits until nothing is open. Where another thread is just committing, it takes this batch too.
+    fn commit_at_once(&self) {
+        loop {
+            let Some(mut spare) = self.committing.try_lock() else {
+                return;
+            };
+            while self.commit(&mut spare) {}
+            drop(spare);
+            // Somebody may have written, and failed to get the lock, before it was given back.
+            let open = self.open.lock();
+            if open.batch.is_empty() || open.failure.is_some() {
+                return;
+            }
+        }
+    }
+
+    fn commit(&self, spare: &mut Spare) -> bool {
+        let mut open = self.open.lock();
+        if open.failure.is_some() || open.batch.is_empty() {
+            return false;
+        }
+        let (lsn, required) = open.take(spare);
+        self.marks.open_bytes.store(0, Ordering::Relaxed);
+        let room = std::mem::take(&mut open.room);
+        drop(open);
+        room.into_iter().for_each(Waker::wake);
+
+        let sync = required && self.config.durability == Durability::Fsync;
+        let written = match (spare.ops.is_empty(), sync) {
+            (false, _) => self.engine.write(&spare.ops, sync),
+            (true, true) => self.engine.sync(),
+            (true, false) => Ok(()),
+        };
+        let callbacks = std::mem::take(&mut spare.callbacks);
+        match written {
+            Ok(()) => {
+                self.counts.add(&spare.ops, sync);
+                self.succeed(lsn, sync, callbacks, &mut spare.garbage);
+            }
+            Err(error) => self.fail(lsn, Arc::new(error), callbacks),
+        }
+        spare.ops.clear(SPARE_KEEP_BYTES);
+        spare.garbage.clear();
+        true
+    }
+
+    fn succeed(&self, lsn: Lsn, sync: bool, callbacks: Vec<Callback>, discarded: &mut Vec<Garbage>) {
+        self.marks.written.store(lsn.0, Ordering::Release);
+        self.garbage.committed(discarded);
+        if !sync && self.config.durability == Durability::Fsync {
+            return;
+        }
+        self.marks.durable.store(lsn.0, Ordering::Release);
+        run(callbacks, Outcome::Durable);
+        self.wake_through(lsn);
+    }
+
+    /// Batch `lsn` is lost, the open one with it, and those before it that nobody had synced.
+    fn fail(&self, lsn: Lsn, error: Arc<Error>, mut callbacks: Vec<Callback>) {
+        let mut open = self.open.lock();
+        self.marks.failed(lsn);
+        open.failure = Some(error);
+        open.since = None;
+        callbacks.extend(open.batch.abandon());
+        let room = std::mem::take(&mut open.room);
+        let failed = std::mem::take(&mut open.failed);
+        self.marks.open_bytes.store(0, Ordering::Relaxed);
+        drop(open);
+        run(callbacks, Outcome::Failed);
+        self.wake_through(Lsn(u64::MAX));
+        room.into_iter().chain(failed).for_each(Waker::wake);
+    }
+
+    /// Somebody waits for batch `lsn`.
+    fn require(&self, lsn: Lsn) {
+        let mut open = self.open.lock();
+        if lsn.0 > self.marks.required.load(Ordering::Acquire) && open.failure.is_none() {
+            open.batch.required = true;
+            self.marks.required.store(open.batch.lsn.0, Ordering::Release);
+            drop(open);
+            match self.pace {
+                Pace::AtOnce => self.commit_at_once(),
+                Pace::Threaded => {
+                    self.work.notify_one();
+                }
+                Pace::Stepped => {}
+            }
+        }
+    }
+
+    /// Waits until there is a batch to commit; false when it is over.
+    fn wait_for_work(&self) -> bool {
+        let mut open = self.open.lock();
+        loop {
+            if open.stop {
+                return open.failure.is_none() && !open.batch.is_empty();
+            }
+            match open.due(&self.config) {
+                Due::Now => return true,
+                Due::At(at) => {
+                    self.work.wait_until(&mut open, at);
+                }
+                Due::Never => self.work.wait(&mut open),
+            }
+        }
+    }
+
+    fn wake_through(&self, lsn: Lsn) {
+        let mut waiting = self.waiting.lock();
+        let known = waiting.partition_point(|(other, _)| *other <= lsn);
+        let known: Vec<_> = waiting.drain(..known).collect();
+        drop(waiting);
+        known.into_iter().flat_map(|(_, wakers)| wakers).for_each(Waker::wake);
+    }
+}
+
+enum Due {
+    Now,
+    At(Instant),
+    Never,
+}
+
+impl Open {
+    /// After something was added; says whether the committing thread should know.
+    fn added(&mut self, config: &Config, marks: &Marks) -> bool {
+        let lsn = self.batch.lsn.0;
+        if self.batch.required && marks.required.load(Ordering::Acquire) < lsn {
+            marks.required.store(lsn, Ordering::Release);
+            return true;
+        }
+        if self.since.is_none() && !self.batch.is_empty() {
+            self.since = Some(Instant::now());
+            return true;
+        }
+        self.batch.ops.size() >= config.commit_max_bytes
+    }
+
+    fn due(&self, config: &Config) -> Due {
+        match self.since {
+            _ if self.failure.is_some() => Due::Never,
+            _ if self.batch.required || self.batch.ops.size() >= config.commit_max_bytes => Due::Now,
+            None => Due::Never,
+            Some(since) => match since.checked_add(Duration::from_millis(config.lazy_commit_millis)) {
+                Some(at) if Instant::now() < at => Due::At(at),
+                Some(_) => Due::Now,
+                None => Due::Never,
+            },
+        }
+    }
+
+    /// Moves the batch out and opens the next one; says which it was, and whether somebody waits for it.
+    fn take(&mut self, spare: &mut Spare) -> (Lsn, bool) {
+        self.batch.seal();
+        std::mem::swap(&mut self.batch.ops, &mut spare.ops);
+        std::mem::swap(&mut self.batch.callbacks, &mut spare.callbacks);
+        std::mem::swap(&mut self.batch.garbage, &mut spare.garbage);
+        self.since = None;
+        let lsn = self.batch.lsn;
+        self.batch.lsn.0 += 1;
+        (lsn, std::mem::take(&mut self.batch.required))
+    }
+}
+
+impl Counts {
+    fn add(&self, ops: &Ops, sync: bool) {
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        self.syncs.fetch_add(sync.into(), Ordering::Relaxed);
+        self.operations.fetch_add(ops.len() as u64, Ordering::Relaxed);
+    }
+}
+
+/// What has become of the batches.
+#[derive(Debug, Default)]
+struct Marks {
+    written: AtomicU64,
+    durable: AtomicU64,
+    /// Batches up to this one are synced, or will be without anybody asking again. Raised under the lock of the open batch.
+    required: AtomicU64,
+    /// The last batch that failed: 0 before the first, `u64::MAX` while nothing works.
+    last_failed: AtomicU64,
+    /// Which batches failed: inclusive ranges, ascending.
+    failures: Mutex<Vec<(u64, u64)>>,
+    open_bytes: AtomicUsize,
+}
+
+impl Marks {
+    fn outcome(&self, lsn: Lsn) -> Outcome {
+        // In this order: what failed is known before the batches after it are durable.
+        let durable = self.durable.load(Ordering::Acquire);
+        let failed = lsn.0 <= self.last_failed.load(Ordering::Acquire)
+            && self.failures.lock().iter().any(|&(from, to)| (from..=to).contains(&lsn.0));
+        match lsn.0 <= durable {
+            _ if failed => Outcome::Failed,
+            true => Outcome::Durable,
+            false => Outcome::Pending,
+        }
+    }
+
+    fn failed(&self, lsn: Lsn) {
+        let from = lsn.0.min(self.durable.load(Ordering::Acquire) + 1);
+        let mut failures = self.failures.lock();
+        if failures.len() == FAILURES_KEPT {
+            // Nobody waits any more for what was between the two oldest.
+            let (from, _) = failures.remove(0);
+            if let Some(next) = failures.first_mut() {
+                next.0 = from;
+            }
+        }
+        failures.push((from, u64::MAX));
+        self.last_failed.store(u64::MAX, Ordering::Release);
+    }
+
+    /// Batches after `lsn` work again.
+    fn recovered(&self, lsn: Lsn) {
+        if let Some((_, to)) = self.failures.lock().last_mut() {
+            *to = lsn.0;
+        }
+        self.last_failed.store(lsn.0, Ordering::Release);
+    }
+}
+
+fn add_waker(wakers: &mut Vec<Waker>, waker: &Waker) {
+    if !wakers.iter().rev().take(8).any(|other| other.will_wake(waker)) {
+        wakers.push(waker.clone());
+    }
+}
+
+fn run(callbacks: Vec<Callback>, outcome: Outcome) {
+    for callback in callbacks {
+        if catch_unwind(AssertUnwindSafe(|| callback(outcome))).is_err() {
+            tracing::error!("what was to be done after a commit has panicked");
+        }
+    }
+}
+
+/// Memory that an empty batch keeps, in bytes.
+const SPARE_KEEP_BYTES: usize = 1 << 20;
+const FAILURES_KEPT: usize = 64;

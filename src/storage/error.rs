@@ -1,0 +1,89 @@
+//! What can go wrong with the store.
+//!
+//! Must not know what a caller makes of it: which acknowledgement is withheld is the broker's concern.
+
+use std::path::PathBuf;
+
+use super::{Durability, FORMAT_VERSION, LogId, Seq, engine::Table, keys};
+
+/// A failure of the store, with its cause.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another process, or another store of this one, has the directory open.
+    #[error("the store in {} is in use by another process", .0.display())]
+    InUse(PathBuf),
+    /// A later release wrote this store.
+    #[error("the store has format {found}; this release reads formats up to {FORMAT_VERSION}")]
+    NewerFormat {
+        /// The format that it is written in.
+        found: u32,
+    },
+    /// The directory holds records, but not those of a store of ours.
+    #[error("the store has records but no format version: it is damaged, or not a store of this broker")]
+    UnknownFormat,
+    /// A record that cannot be read. Others are not touched by it.
+    #[error("damaged record in table {table}, key {}", Hex(.key))]
+    Damaged {
+        /// Where it stands.
+        table: Table,
+        /// Its key.
+        key: Vec<u8>,
+        /// What is wrong with it.
+        #[source]
+        cause: Unreadable,
+    },
+    /// The engine, and in it mostly the disk, refused.
+    #[error("the store's engine failed: {doing}")]
+    Engine {
+        /// What was tried.
+        doing: &'static str,
+        /// The engine's own words.
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// `fsync` and `os` need the durable engine, which this build leaves out.
+    #[error("durability \"{}\" needs the feature \"rocksdb\", which this build leaves out", .0.name())]
+    NoEngine(Durability),
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+}
+
+impl Error {
+    /// The entry that cannot be read, where the damage is one entry of a log: a reader may go on behind it.
+    #[must_use]
+    pub fn damaged_entry(&self) -> Option<(LogId, Seq)> {
+        match self {
+            Self::Damaged { table: Table::Logs, key, .. } => keys::parse_entry(key),
+            _ => None,
+        }
+    }
+}
+
+/// Why a record cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// It ends too early.
+    #[error("it is cut short")]
+    Short,
+    /// It goes on after its end.
+    #[error("it is followed by {0} unknown bytes")]
+    Trailing(usize),
+    /// Written by a later release.
+    #[error("its version is {0}, which this release does not know")]
+    Version(u8),
+    /// A field has a value that nothing writes.
+    #[error("its {0} is invalid")]
+    Invalid(&'static str),
+    /// The key is none that is written.
+    #[error("its key is invalid")]
+    Key,
+}
+
+struct Hex<'a>(&'a [u8]);
+
+impl std::fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}

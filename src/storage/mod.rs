@@ -1,0 +1,358 @@
+//! What survives a crash: sessions, logs, retained messages, wills, shared groups.
+//!
+//! All connections write into one open batch ([`Store::write`]); one thread commits it as a whole, and the number of the batch
+//! ([`Lsn`]) is the ticket of everybody who waits for it. Knows `mqtt` alone; must not know who writes, nor why.
+
+mod batch;
+mod commit;
+mod engine;
+mod error;
+#[doc(hidden)]
+pub mod faulty;
+mod garbage;
+mod keys;
+mod log;
+mod memory;
+mod record;
+mod recover;
+#[cfg(feature = "rocksdb")]
+mod rocks;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fmt,
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+    task::Waker,
+    thread::JoinHandle,
+};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use commit::{Committer, Pace};
+
+pub use batch::{Batch, Body, Callback};
+pub use engine::{Engine, Op, Ops, Table, Visit};
+pub use error::{Error, Unreadable};
+pub use log::{LogEntry, RecoveredLog};
+pub use memory::MemoryEngine;
+pub use record::{EntryHead, LogState, OpenEntry, Step, StoredGroup, StoredSession, StoredSubscription, StoredWill};
+pub use recover::Recovered;
+
+/// The id of a session, and of its log; the first is 1.
+pub type SessionId = u64;
+/// The id of a log; sessions, groups and bodies share the same numbers.
+pub type LogId = u64;
+/// The number of an entry in its log; the first is 1.
+pub type Seq = u64;
+/// The id of a body that is stored apart from the entries that refer to it.
+pub type BodyId = u64;
+
+/// The number of a commit: of the batch that was open when something was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Lsn(pub u64);
+
+/// What has become of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Not yet known.
+    Pending,
+    /// It survives what the durability promises to survive.
+    Durable,
+    /// Nobody may count on it. Whether it is stored is known again after [`Store::reopen`].
+    Failed,
+}
+
+/// How much a commit survives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// The loss of power: acknowledgements wait for the disk.
+    #[default]
+    Fsync,
+    /// The death of the process: acknowledgements wait for the operating system.
+    Os,
+    /// Nothing.
+    Memory,
+}
+
+impl Durability {
+    /// As it is written in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fsync => "fsync",
+            Self::Os => "os",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+/// Options of the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// What an acknowledgement waits for: `fsync`, `os` or `memory`.
+    pub durability: Durability,
+    /// When the batch that is being collected is this large, in bytes, publishers wait for the disk.
+    pub commit_max_bytes: usize,
+    /// How long changes that nobody waits for may stay in memory, in milliseconds.
+    pub lazy_commit_millis: u64,
+    /// RocksDB: cache for blocks that were read, in bytes.
+    pub rocksdb_cache_bytes: usize,
+    /// RocksDB: changes kept in memory before they are sorted into files, in bytes, all tables together.
+    pub rocksdb_memtable_bytes: usize,
+    /// RocksDB: size of the write-ahead logs from which on the oldest tables in memory are written out, in bytes.
+    pub rocksdb_wal_bytes: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            durability: Durability::Fsync,
+            commit_max_bytes: 8 << 20,
+            lazy_commit_millis: 10,
+            rocksdb_cache_bytes: 16 << 20,
+            rocksdb_memtable_bytes: 16 << 20,
+            rocksdb_wal_bytes: 64 << 20,
+        }
+    }
+}
+
+/// The state of the store, for the operator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Health {
+    /// `rocksdb` or `memory`.
+    pub engine: &'static str,
+    /// As configured.
+    pub durability: Durability,
+    /// Why nothing can be stored at present; absent while all is well.
+    pub failure: Option<String>,
+    /// The last batch that was written.
+    pub written: u64,
+    /// The last batch that is durable.
+    pub durable: u64,
+    /// How many batches were written since the start.
+    pub batches: u64,
+    /// How many of them waited for the disk.
+    pub syncs: u64,
+    /// How many operations they held.
+    pub operations: u64,
+    /// Bytes in the batch that is being collected.
+    pub open_bytes: usize,
+    /// Discarded logs that are still being removed.
+    pub discarded_logs: usize,
+}
+
+/// The store. Dropping it closes it.
+pub struct Store {
+    committer: Arc<Committer>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Store {
+    /// Opens the store in `dir/store`, and makes it where there is none. With [`Durability::Memory`] the disk is not touched.
+    ///
+    /// # Errors
+    /// [`Error::InUse`], [`Error::NewerFormat`], [`Error::UnknownFormat`], [`Error::NoEngine`], [`Error::Engine`],
+    /// [`Error::Damaged`].
+    pub fn open(dir: &Path, config: &Config) -> Result<Self, Error> {
+        match config.durability {
+            Durability::Memory => Self::with_engine(Arc::new(MemoryEngine::new()), config),
+            Durability::Fsync | Durability::Os => Self::with_engine(durable_engine(dir, config)?, config),
+        }
+    }
+
+    /// A store on an engine of the caller's.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn with_engine(engine: Arc<dyn Engine>, config: &Config) -> Result<Self, Error> {
+        let pace = if config.durability == Durability::Memory { Pace::AtOnce } else { Pace::Threaded };
+        let committer = Arc::new(Committer::new(engine, config, pace)?);
+        let store = Self { committer, threads: Mutex::default() };
+        if pace == Pace::Threaded {
+            store.spawn("pinnace-commit", Committer::run)?;
+        }
+        store.spawn("pinnace-discard", |committer| committer.garbage.run(committer))?;
+        Ok(store)
+    }
+
+    /// A store without threads, for tests: nothing is committed but by [`Store::step`].
+    #[doc(hidden)]
+    pub fn stepped(engine: Arc<dyn Engine>, config: &Config) -> Result<Self, Error> {
+        let committer = Arc::new(Committer::new(engine, config, Pace::Stepped)?);
+        Ok(Self { committer, threads: Mutex::default() })
+    }
+
+    /// Commits the open batch, or where there is none removes a page of a discarded log; says whether there was anything.
+    #[doc(hidden)]
+    pub fn step(&self) -> bool {
+        self.committer.step() || self.committer.garbage.collect(&self.committer)
+    }
+
+    /// Gives `visit` all that is stored: sessions, then groups, then retained messages, then wills. For the start, and after
+    /// [`Store::reopen`], while nothing is written. `visit` may write. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] names the record that cannot be read; [`Error::Engine`].
+    pub fn recover(&self, visit: &mut dyn FnMut(Recovered)) -> Result<(), Error> {
+        let orphans = recover::recover(self.committer.engine(), visit)?;
+        if !orphans.is_empty() {
+            self.write(|batch| orphans.iter().for_each(|orphan| orphan.discard(batch)));
+        }
+        Ok(())
+    }
+
+    /// Adds what `f` puts to the open batch, and says which batch that is. Never waits for the disk. `f` runs under the batch's
+    /// lock, so it is short and does not call the store, and whoever holds a lock that such an `f` takes does not call this.
+    ///
+    /// After a failure, and after [`Store::close`], nothing is stored: the batch has failed, and its callbacks have run, when
+    /// this returns. With [`Durability::Memory`] the batch is applied, and its callbacks have run, when this returns, unless
+    /// another thread is just doing so or this is called by a callback.
+    pub fn write<R>(&self, f: impl FnOnce(&mut Batch) -> R) -> (R, Lsn) {
+        self.committer.write(f)
+    }
+
+    /// What has become of a batch. Two atomic loads, unless something failed.
+    #[must_use]
+    pub fn outcome(&self, lsn: Lsn) -> Outcome {
+        self.committer.outcome(lsn)
+    }
+
+    /// Wakes once the outcome of `lsn` is known; at once if it is. A batch that nobody required is required by this.
+    pub fn when_committed(&self, lsn: Lsn, waker: &Waker) {
+        self.committer.when_committed(lsn, waker);
+    }
+
+    /// Whether the open batch has reached its bound: whoever can wait, waits.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.committer.is_full()
+    }
+
+    /// Wakes once there is room; at once if there is.
+    pub fn when_room(&self, waker: &Waker) {
+        self.committer.when_room(waker);
+    }
+
+    /// Reads committed entries, ascending from `from`: at most `max_entries`, and no further one once they hold `max_bytes`, but
+    /// at least one if there is one. Entries that were trimmed are passed over; what is settled beyond the head of the log may be
+    /// passed over, too. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] where the first one cannot be read (see [`Error::damaged_entry`]); a later one ends the page before it.
+    /// [`Error::Engine`].
+    pub fn read_log(
+        &self,
+        log: LogId,
+        from: Seq,
+        max_entries: usize,
+        max_bytes: usize,
+    ) -> Result<Vec<LogEntry>, Error> {
+        log::read(self.committer.engine(), log, from, max_entries, max_bytes)
+    }
+
+    /// As configured.
+    #[must_use]
+    pub fn durability(&self) -> Durability {
+        self.committer.config().durability
+    }
+
+    /// The state of the store.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        let committer = &self.committer;
+        Health {
+            engine: committer.engine().name(),
+            durability: self.durability(),
+            failure: self.failure().map(|error| in_full(&error)),
+            written: committer.written().0,
+            durable: committer.durable().0,
+            batches: committer.counts.batches.load(Ordering::Relaxed),
+            syncs: committer.counts.syncs.load(Ordering::Relaxed),
+            operations: committer.counts.operations.load(Ordering::Relaxed),
+            open_bytes: committer.open_bytes(),
+            discarded_logs: committer.garbage.len(),
+        }
+    }
+
+    /// Why nothing can be stored at present.
+    #[must_use]
+    pub fn failure(&self) -> Option<Arc<Error>> {
+        self.committer.failure()
+    }
+
+    /// Wakes at the next failure; at once if nothing can be stored.
+    pub fn when_failed(&self, waker: &Waker) {
+        self.committer.when_failed(waker);
+    }
+
+    /// After a failure: closes the engine and opens it anew. Batches from now on work again; what memory holds beyond the
+    /// disk is to be reloaded by [`Store::recover`]. Does nothing without a failure. Blocks on the disk; not for a callback.
+    ///
+    /// # Errors
+    /// As [`Store::open`]; the store stays failed.
+    pub fn reopen(&self) -> Result<(), Error> {
+        self.committer.reopen()
+    }
+
+    /// Commits what is open, syncs, and lets go of the disk. Blocks on it; not for a callback.
+    ///
+    /// # Errors
+    /// The failure, if any, that keeps it from the disk.
+    pub fn close(&self) -> Result<(), Error> {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        self.committer.stop();
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the store has panicked");
+            }
+        }
+        self.committer.close()
+    }
+
+    fn spawn(&self, name: &str, run: impl FnOnce(&Committer) + Send + 'static) -> Result<(), Error> {
+        let committer = self.committer.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || run(&committer))
+            .map_err(|cause| Error::Engine { doing: "starting its threads", cause: cause.into() })?;
+        self.threads.lock().push(thread);
+        Ok(())
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::error!(error = in_full(&error), "the store was not closed cleanly");
+        }
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("health", &self.health()).finish()
+    }
+}
+
+#[cfg(feature = "rocksdb")]
+fn durable_engine(dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Error> {
+    Ok(Arc::new(rocks::RocksEngine::open(&dir.join("store"), config)?))
+}
+
+#[cfg(not(feature = "rocksdb"))]
+fn durable_engine(_dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Error> {
+    Err(Error::NoEngine(config.durability))
+}
+
+/// An error with all its causes, in one line.
+fn in_full(error: &dyn std::error::Error) -> String {
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// The format that this release writes. A release that changes it reads the older ones.
+pub const FORMAT_VERSION: u32 = 1;

@@ -1,0 +1,700 @@
+//! The stored values: what each record holds, and its bytes. Every record opens with a version byte, so that a later release
+//! may write it otherwise and still read this one. Numbers are LEB128, strings and byte strings carry their length.
+//!
+//! Must not know where a record stands (`keys`) nor what is done with it.
+
+use smallvec::SmallVec;
+
+use super::{BodyId, LogId, Seq, SessionId, Unreadable, garbage::Garbage};
+use crate::mqtt::{
+    Message, QoS, Timestamp, TopicName,
+    packet::{RetainHandling, SubscriptionOptions},
+};
+
+/// A persistent session. Its id is the id of its log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredSession {
+    /// Never given to another session or log.
+    pub id: SessionId,
+    /// The Client Identifier.
+    pub client_id: String,
+    /// The identity that made it; another one may not have it.
+    pub username: Option<String>,
+    /// Session Expiry Interval, in seconds; 0xFFFF_FFFF never expires.
+    pub expiry_secs: u32,
+    /// Whether its client was connected when this was written: after a crash, expiry counts from the start of the broker then.
+    pub connected: bool,
+    /// When it went offline; meaningless while `connected`.
+    pub disconnected_at: Timestamp,
+    /// The highest sequence number of its log that may have been sent: what carries DUP when it is sent again.
+    pub sent_until: Seq,
+}
+
+/// A subscription of a persistent session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredSubscription {
+    /// As sent, with its `$share` prefix.
+    pub filter: String,
+    /// Subscription Options.
+    pub options: SubscriptionOptions,
+    /// Subscription Identifier.
+    pub subscription_id: Option<u32>,
+}
+
+/// The Will of a session, persistent or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredWill {
+    /// Whose it is.
+    pub session: SessionId,
+    /// Its Client Identifier, for the ACL at publication.
+    pub client_id: String,
+    /// Its identity, for the ACL at publication.
+    pub username: Option<String>,
+    /// What will be published; its expiry is counted from the publication.
+    pub message: Message,
+    /// Will Delay Interval, in seconds.
+    pub delay_secs: u32,
+    /// Message Expiry Interval, in seconds from the publication.
+    pub expiry_secs: Option<u32>,
+    /// Session Expiry Interval, in seconds: the end of the session publishes the will too [MQTT-3.1.3-9].
+    pub session_expiry_secs: u32,
+    /// When it is published, once the connection is gone.
+    pub due_at: Option<Timestamp>,
+}
+
+/// A `$share` group with a log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredGroup {
+    /// The group's log, and its id.
+    pub log: LogId,
+    /// The ShareName.
+    pub share: String,
+    /// The Topic Filter.
+    pub filter: String,
+}
+
+/// Which entries of a log are settled.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LogState {
+    /// All entries up to this one are settled.
+    pub head: Seq,
+    /// What is settled beyond `head`: inclusive ranges, ascending, apart from each other and from `head`.
+    pub settled: Vec<(Seq, Seq)>,
+    /// All entries up to this one have been removed.
+    pub trimmed: Seq,
+}
+
+/// An entry in flight whose state must survive: a QoS 2 step, a Packet Identifier that does not follow from the sequence number, a
+/// lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenEntry {
+    /// The entry.
+    pub seq: Seq,
+    /// Who holds it; 0: the log's own session.
+    pub holder: SessionId,
+    /// The Packet Identifier that it was sent with; 0: the one that follows from `seq`.
+    pub packet_id: u16,
+    /// How far it has come.
+    pub step: Step,
+}
+
+/// How far an entry in flight has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The PUBLISH was sent.
+    Sent,
+    /// PUBREC was received; PUBREL is due.
+    Released,
+}
+
+/// What one receiver's copy of a message adds to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EntryHead {
+    /// The QoS that it is sent with.
+    pub qos: QoS,
+    /// RETAIN as sent to this receiver.
+    pub retain: bool,
+    /// The Subscription Identifiers of the subscriptions that matched.
+    pub subscription_ids: SmallVec<[u32; 2]>,
+}
+
+/// How an entry holds its message when it is written.
+pub(super) enum EntryBody<'a> {
+    Shared(BodyId),
+    Message(&'a Message),
+    /// A message that [`put_message`] has encoded.
+    Encoded(&'a [u8]),
+}
+
+/// How an entry holds its message when it is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum EntryMessage {
+    Shared(BodyId),
+    Inline(Message),
+}
+
+pub(super) fn put_format(out: &mut Vec<u8>, format: u32) {
+    out.extend_from_slice(&format.to_be_bytes());
+}
+
+pub(super) fn get_format(bytes: &[u8]) -> Result<u32, Unreadable> {
+    Ok(u32::from_be_bytes(bytes.try_into().map_err(|_| Unreadable::Invalid("length"))?))
+}
+
+/// The value of a record that says all by its key.
+pub(super) fn put_nothing(out: &mut Vec<u8>) {
+    out.push(V1);
+}
+
+pub(super) fn get_nothing(bytes: &[u8]) -> Result<(), Unreadable> {
+    read(bytes, |_| Ok(()))
+}
+
+pub(super) fn put_id(out: &mut Vec<u8>, id: u64) {
+    out.push(V1);
+    put_number(out, id);
+}
+
+pub(super) fn get_id(bytes: &[u8]) -> Result<u64, Unreadable> {
+    read(bytes, Reader::number)
+}
+
+pub(super) fn put_count(out: &mut Vec<u8>, count: u32) {
+    put_id(out, count.into());
+}
+
+pub(super) fn get_count(bytes: &[u8]) -> Result<u32, Unreadable> {
+    read(bytes, |r| r.number_as("count"))
+}
+
+pub(super) fn put_session(out: &mut Vec<u8>, session: &StoredSession) {
+    out.push(V1);
+    put_text(out, &session.client_id);
+    put_optional_text(out, session.username.as_deref());
+    put_number(out, session.expiry_secs.into());
+    out.push(session.connected.into());
+    put_number(out, session.disconnected_at.0);
+    put_number(out, session.sent_until);
+}
+
+pub(super) fn get_session(id: SessionId, bytes: &[u8]) -> Result<StoredSession, Unreadable> {
+    read(bytes, |r| {
+        Ok(StoredSession {
+            id,
+            client_id: r.text()?.to_owned(),
+            username: r.optional_text()?,
+            expiry_secs: r.number_as("session expiry")?,
+            connected: r.flag()?,
+            disconnected_at: Timestamp(r.number()?),
+            sent_until: r.number()?,
+        })
+    })
+}
+
+pub(super) fn put_subscription(out: &mut Vec<u8>, subscription: &StoredSubscription) {
+    let options = &subscription.options;
+    out.push(V1);
+    // The bits of the Subscription Options byte (3.8.3.1).
+    out.push(
+        qos_bits(options.qos)
+            | u8::from(options.no_local) << 2
+            | u8::from(options.retain_as_published) << 3
+            | (options.retain_handling as u8) << 4,
+    );
+    put_number(out, subscription.subscription_id.unwrap_or(0).into());
+}
+
+pub(super) fn get_subscription(filter: &str, bytes: &[u8]) -> Result<StoredSubscription, Unreadable> {
+    read(bytes, |r| {
+        let bits = r.byte()?;
+        let retain_handling = match bits >> 4 {
+            0 => RetainHandling::Send,
+            1 => RetainHandling::SendIfNew,
+            2 => RetainHandling::Never,
+            _ => return Err(Unreadable::Invalid("retain handling")),
+        };
+        let options = SubscriptionOptions {
+            qos: qos(bits)?,
+            no_local: bits & 4 != 0,
+            retain_as_published: bits & 8 != 0,
+            retain_handling,
+        };
+        let subscription_id = Some(r.number_as("subscription identifier")?).filter(|&id| id != 0);
+        Ok(StoredSubscription { filter: filter.to_owned(), options, subscription_id })
+    })
+}
+
+pub(super) fn put_will(out: &mut Vec<u8>, will: &StoredWill) {
+    out.push(V1);
+    put_text(out, &will.client_id);
+    put_optional_text(out, will.username.as_deref());
+    put_number(out, will.delay_secs.into());
+    put_optional(out, will.expiry_secs.map(u64::from));
+    put_number(out, will.session_expiry_secs.into());
+    put_optional(out, will.due_at.map(|at| at.0));
+    put_message(out, &will.message);
+}
+
+pub(super) fn get_will(session: SessionId, bytes: &[u8]) -> Result<StoredWill, Unreadable> {
+    read(bytes, |r| {
+        Ok(StoredWill {
+            session,
+            client_id: r.text()?.to_owned(),
+            username: r.optional_text()?,
+            delay_secs: r.number_as("will delay")?,
+            expiry_secs: r.optional()?.map(|secs| narrow(secs, "message expiry")).transpose()?,
+            session_expiry_secs: r.number_as("session expiry")?,
+            due_at: r.optional()?.map(Timestamp),
+            message: get_message(r.rest())?,
+        })
+    })
+}
+
+pub(super) fn put_group(out: &mut Vec<u8>, group: &StoredGroup) {
+    out.push(V1);
+    put_text(out, &group.share);
+    put_text(out, &group.filter);
+}
+
+pub(super) fn get_group(log: LogId, bytes: &[u8]) -> Result<StoredGroup, Unreadable> {
+    read(bytes, |r| Ok(StoredGroup { log, share: r.text()?.to_owned(), filter: r.text()?.to_owned() }))
+}
+
+pub(super) fn put_log_state(out: &mut Vec<u8>, state: &LogState) {
+    out.push(V1);
+    put_number(out, state.trimmed);
+    put_number(out, state.head);
+    put_number(out, state.settled.len() as u64);
+    let mut last = state.head;
+    for &(from, to) in &state.settled {
+        put_number(out, from.saturating_sub(last));
+        put_number(out, to.saturating_sub(from));
+        last = to;
+    }
+}
+
+pub(super) fn get_log_state(bytes: &[u8]) -> Result<LogState, Unreadable> {
+    read(bytes, Reader::log_state)
+}
+
+pub(super) fn put_open(out: &mut Vec<u8>, open: &OpenEntry) {
+    out.push(V1);
+    put_number(out, open.holder);
+    put_number(out, open.packet_id.into());
+    out.push(match open.step {
+        Step::Sent => 0,
+        Step::Released => 1,
+    });
+}
+
+pub(super) fn get_open(seq: Seq, bytes: &[u8]) -> Result<OpenEntry, Unreadable> {
+    read(bytes, |r| {
+        Ok(OpenEntry {
+            seq,
+            holder: r.number()?,
+            packet_id: r.number_as("packet identifier")?,
+            step: match r.byte()? {
+                0 => Step::Sent,
+                1 => Step::Released,
+                _ => return Err(Unreadable::Invalid("step")),
+            },
+        })
+    })
+}
+
+pub(super) fn put_garbage(out: &mut Vec<u8>, garbage: &Garbage) {
+    out.push(V1);
+    put_number(out, garbage.from);
+    put_number(out, garbage.to);
+    put_log_state(out, &garbage.state);
+}
+
+pub(super) fn get_garbage(log: LogId, bytes: &[u8]) -> Result<Garbage, Unreadable> {
+    read(bytes, |r| Ok(Garbage { log, from: r.number()?, to: r.number()?, state: get_log_state(r.rest())? }))
+}
+
+/// The publisher's QoS, its RETAIN flag and whether it expires share one byte; the payload is last.
+pub(super) fn put_message(out: &mut Vec<u8>, message: &Message) {
+    out.reserve(message.topic.as_str().len() + message.properties.len() + message.payload.len() + 32);
+    out.push(V1);
+    out.push(qos_bits(message.qos) | u8::from(message.retain) << 2 | u8::from(message.expires_at.is_some()) << 3);
+    put_number(out, message.publisher);
+    if let Some(at) = message.expires_at {
+        put_number(out, at.0);
+    }
+    put_text(out, message.topic.as_str());
+    put_bytes(out, &message.properties);
+    out.extend_from_slice(&message.payload);
+}
+
+pub(super) fn get_message(bytes: &[u8]) -> Result<Message, Unreadable> {
+    read(bytes, |r| {
+        let bits = r.byte()?;
+        if bits >> 4 != 0 {
+            return Err(Unreadable::Invalid("flags"));
+        }
+        Ok(Message {
+            qos: qos(bits)?,
+            retain: bits & 4 != 0,
+            publisher: r.number()?,
+            expires_at: if bits & 8 != 0 { Some(Timestamp(r.number()?)) } else { None },
+            topic: TopicName::parse(r.text()?).map_err(|_| Unreadable::Invalid("topic"))?,
+            properties: r.bytes()?.into(),
+            payload: r.rest().into(),
+        })
+    })
+}
+
+/// QoS, RETAIN and whether the body stands apart share one byte.
+pub(super) fn put_entry(out: &mut Vec<u8>, head: &EntryHead, body: EntryBody<'_>) {
+    let shared = matches!(body, EntryBody::Shared(_));
+    out.push(V1);
+    out.push(qos_bits(head.qos) | u8::from(head.retain) << 2 | u8::from(shared) << 3);
+    put_number(out, head.subscription_ids.len() as u64);
+    for &id in &head.subscription_ids {
+        put_number(out, id.into());
+    }
+    match body {
+        EntryBody::Shared(id) => put_number(out, id),
+        EntryBody::Message(message) => put_message(out, message),
+        EntryBody::Encoded(bytes) => out.extend_from_slice(bytes),
+    }
+}
+
+pub(super) fn get_entry(bytes: &[u8]) -> Result<(EntryHead, EntryMessage), Unreadable> {
+    read(bytes, |r| {
+        let (head, shared) = r.entry_head()?;
+        let message = match shared {
+            Some(id) => EntryMessage::Shared(id),
+            None => EntryMessage::Inline(get_message(r.rest())?),
+        };
+        Ok((head, message))
+    })
+}
+
+/// The shared body of an entry, if it has one; an inline message is not looked at.
+pub(super) fn get_entry_body(bytes: &[u8]) -> Result<Option<BodyId>, Unreadable> {
+    read(bytes, |r| {
+        let (_, shared) = r.entry_head()?;
+        if shared.is_none() {
+            r.rest();
+        }
+        Ok(shared)
+    })
+}
+
+fn qos_bits(qos: QoS) -> u8 {
+    match qos {
+        QoS::AtMostOnce => 0,
+        QoS::AtLeastOnce => 1,
+        QoS::ExactlyOnce => 2,
+    }
+}
+
+fn qos(bits: u8) -> Result<QoS, Unreadable> {
+    match bits & 3 {
+        0 => Ok(QoS::AtMostOnce),
+        1 => Ok(QoS::AtLeastOnce),
+        2 => Ok(QoS::ExactlyOnce),
+        _ => Err(Unreadable::Invalid("QoS")),
+    }
+}
+
+fn put_number(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_number(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    put_bytes(out, text.as_bytes());
+}
+
+fn put_optional(out: &mut Vec<u8>, number: Option<u64>) {
+    out.push(number.is_some().into());
+    if let Some(number) = number {
+        put_number(out, number);
+    }
+}
+
+fn put_optional_text(out: &mut Vec<u8>, text: Option<&str>) {
+    out.push(text.is_some().into());
+    if let Some(text) = text {
+        put_text(out, text);
+    }
+}
+
+/// Reads a whole record: its version, what `body` takes, and nothing behind it.
+fn read<'a, T>(bytes: &'a [u8], body: impl FnOnce(&mut Reader<'a>) -> Result<T, Unreadable>) -> Result<T, Unreadable> {
+    let mut reader = Reader(bytes);
+    match reader.byte()? {
+        V1 => {}
+        version => return Err(Unreadable::Version(version)),
+    }
+    let value = body(&mut reader)?;
+    match reader.0.len() {
+        0 => Ok(value),
+        trailing => Err(Unreadable::Trailing(trailing)),
+    }
+}
+
+fn narrow<T: TryFrom<u64>>(number: u64, name: &'static str) -> Result<T, Unreadable> {
+    number.try_into().map_err(|_| Unreadable::Invalid(name))
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn byte(&mut self) -> Result<u8, Unreadable> {
+        let (first, rest) = self.0.split_first().ok_or(Unreadable::Short)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn flag(&mut self) -> Result<bool, Unreadable> {
+        match self.byte()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Unreadable::Invalid("flag")),
+        }
+    }
+
+    fn number(&mut self) -> Result<u64, Unreadable> {
+        let mut number = 0;
+        for shift in (0..u64::BITS).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7F);
+            number |= bits << shift;
+            if byte & 0x80 == 0 {
+                let fits = bits << shift >> shift == bits;
+                return if fits { Ok(number) } else { Err(Unreadable::Invalid("number")) };
+            }
+        }
+        Err(Unreadable::Invalid("number"))
+    }
+
+    fn number_as<T: TryFrom<u64>>(&mut self, name: &'static str) -> Result<T, Unreadable> {
+        narrow(self.number()?, name)
+    }
+
+    fn optional(&mut self) -> Result<Option<u64>, Unreadable> {
+        if self.flag()? { self.number().map(Some) } else { Ok(None) }
+    }
+
+    fn bytes(&mut self) -> Result<&'a [u8], Unreadable> {
+        let len = self.number_as("length")?;
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or(Unreadable::Short)?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    fn text(&mut self) -> Result<&'a str, Unreadable> {
+        std::str::from_utf8(self.bytes()?).map_err(|_| Unreadable::Invalid("text"))
+    }
+
+    fn optional_text(&mut self) -> Result<Option<String>, Unreadable> {
+        if self.flag()? { Ok(Some(self.text()?.to_owned())) } else { Ok(None) }
+    }
+
+    fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+
+    fn log_state(&mut self) -> Result<LogState, Unreadable> {
+        let (trimmed, head) = (self.number()?, self.number()?);
+        let ranges = self.number()?;
+        let mut settled = Vec::new();
+        let mut last = head;
+        for _ in 0..ranges {
+            let (gap, more) = (self.number()?, self.number()?);
+            let from = last.checked_add(gap).filter(|_| gap > 1).ok_or(Unreadable::Invalid("range"))?;
+            last = from.checked_add(more).ok_or(Unreadable::Invalid("range"))?;
+            settled.push((from, last));
+        }
+        Ok(LogState { head, settled, trimmed })
+    }
+
+    /// The head, and the shared body if there is one; else the message follows.
+    fn entry_head(&mut self) -> Result<(EntryHead, Option<BodyId>), Unreadable> {
+        let bits = self.byte()?;
+        if bits >> 4 != 0 {
+            return Err(Unreadable::Invalid("flags"));
+        }
+        let mut subscription_ids = SmallVec::new();
+        for _ in 0..self.number()? {
+            subscription_ids.push(self.number_as("subscription identifier")?);
+        }
+        let shared = if bits & 8 != 0 { Some(self.number()?) } else { None };
+        Ok((EntryHead { qos: qos(bits)?, retain: bits & 4 != 0, subscription_ids }, shared))
+    }
+}
+
+const V1: u8 = 1;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_record_reads_as_it_was_written(
+            numbers in any::<(u64, u64, u64, u32, u32, u16)>(),
+            flags in any::<(bool, bool, bool)>(),
+            texts in any::<(String, Option<String>)>(),
+            topic in "[a-zé/]{1,300}",
+            bytes in any::<(Vec<u8>, Vec<u8>)>(),
+            ids in prop::collection::vec(any::<u32>(), 0..4),
+            ranges in prop::collection::vec((2..u64::MAX >> 8, 0..u64::MAX >> 8), 0..4),
+            choice in 0..3usize,
+        ) {
+            let qos = [QoS::AtMostOnce, QoS::AtLeastOnce, QoS::ExactlyOnce][choice];
+            let message = Message {
+                topic: TopicName::parse(&topic).unwrap(),
+                payload: bytes.0.into(),
+                qos,
+                retain: flags.0,
+                properties: bytes.1.into(),
+                expires_at: flags.1.then_some(Timestamp(numbers.0)),
+                publisher: numbers.1,
+            };
+            check(&message, put_message, get_message);
+            let session = StoredSession {
+                id: numbers.0,
+                client_id: texts.0.clone(),
+                username: texts.1.clone(),
+                expiry_secs: numbers.3,
+                connected: flags.0,
+                disconnected_at: Timestamp(numbers.1),
+                sent_until: numbers.2,
+            };
+            check(&session, put_session, |bytes| get_session(numbers.0, bytes));
+            let options = SubscriptionOptions {
+                qos,
+                no_local: flags.0,
+                retain_as_published: flags.1,
+                retain_handling: [RetainHandling::Send, RetainHandling::SendIfNew, RetainHandling::Never][choice],
+            };
+            let subscription_id = Some(numbers.3).filter(|&id| id != 0);
+            let subscription = StoredSubscription { filter: texts.0.clone(), options, subscription_id };
+            check(&subscription, put_subscription, |bytes| get_subscription(&texts.0, bytes));
+            let will = StoredWill {
+                session: numbers.0,
+                client_id: texts.0.clone(),
+                username: texts.1.clone(),
+                message: message.clone(),
+                delay_secs: numbers.3,
+                expiry_secs: flags.2.then_some(numbers.4),
+                session_expiry_secs: numbers.4,
+                due_at: flags.0.then_some(Timestamp(numbers.2)),
+            };
+            check(&will, put_will, |bytes| get_will(numbers.0, bytes));
+            let group = StoredGroup { log: numbers.0, share: texts.0, filter: topic };
+            check(&group, put_group, |bytes| get_group(numbers.0, bytes));
+            let mut state = LogState { head: numbers.0 >> 4, settled: Vec::new(), trimmed: numbers.1 };
+            for (gap, more) in ranges {
+                let from = state.highest_settled() + gap;
+                state.settled.push((from, from + more));
+            }
+            check(&state, put_log_state, get_log_state);
+            let garbage = Garbage { log: numbers.0, from: numbers.1, to: numbers.2, state };
+            check(&garbage, put_garbage, |bytes| get_garbage(numbers.0, bytes));
+            let step = if flags.0 { Step::Sent } else { Step::Released };
+            let open = OpenEntry { seq: numbers.0, holder: numbers.1, packet_id: numbers.5, step };
+            check(&open, put_open, |bytes| get_open(numbers.0, bytes));
+            let head = EntryHead { qos, retain: flags.0, subscription_ids: ids.into() };
+            let entry = (head.clone(), EntryMessage::Inline(message.clone()));
+            check(&entry, |out, (head, _)| put_entry(out, head, EntryBody::Message(&message)), get_entry);
+            let entry = (head, EntryMessage::Shared(numbers.2));
+            check(&entry, |out, (head, _)| put_entry(out, head, EntryBody::Shared(numbers.2)), get_entry);
+        }
+
+        #[test]
+        fn what_is_no_record_is_refused_without_harm(mut bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            for version in [V1, V1 + 1] {
+                if let Some(first) = bytes.first_mut() {
+                    *first = version;
+                }
+                let read = [
+                    get_nothing(&bytes).is_ok(),
+                    get_id(&bytes).is_ok(),
+                    get_count(&bytes).is_ok(),
+                    get_session(1, &bytes).is_ok(),
+                    get_subscription("f", &bytes).is_ok(),
+                    get_will(1, &bytes).is_ok(),
+                    get_group(1, &bytes).is_ok(),
+                    get_log_state(&bytes).is_ok(),
+                    get_open(1, &bytes).is_ok(),
+                    get_garbage(1, &bytes).is_ok(),
+                    get_message(&bytes).is_ok(),
+                    get_entry(&bytes).is_ok(),
+                    get_entry_body(&bytes).is_ok(),
+                ];
+                prop_assert!(version == V1 || !read.contains(&true), "a later version is not guessed at");
+            }
+        }
+    }
+
+    /// The layout is on disks: these bytes stay readable for ever.
+    #[test]
+    fn the_stored_bytes_are_these() {
+        let message = Message {
+            topic: TopicName::parse("a/b").unwrap(),
+            payload: Box::new([9, 8]),
+            qos: QoS::AtLeastOnce,
+            retain: true,
+            properties: Box::new([1, 1]),
+            expires_at: Some(Timestamp(300)),
+            publisher: 5,
+        };
+        let bytes = [1, 0b1101, 5, 0xAC, 2, 3, b'a', b'/', b'b', 2, 1, 1, 9, 8];
+        assert_eq!(get_message(&bytes), Ok(message.clone()));
+        check(&message, |out, _| out.extend_from_slice(&bytes), get_message);
+        let head = EntryHead { qos: QoS::ExactlyOnce, retain: false, subscription_ids: [7].into_iter().collect() };
+        assert_eq!(get_entry(&[1, 0b1010, 1, 7, 6]), Ok((head, EntryMessage::Shared(6))));
+        let state = LogState { head: 3, settled: vec![(5, 5), (8, 10)], trimmed: 1 };
+        assert_eq!(get_log_state(&[1, 1, 3, 2, 2, 0, 3, 2]), Ok(state));
+        let open = OpenEntry { seq: 4, holder: 0, packet_id: 200, step: Step::Released };
+        assert_eq!(get_open(4, &[1, 0, 200, 1, 1]), Ok(open));
+        assert_eq!(get_id(&[1, 0x80, 8]), Ok(1024));
+    }
+
+    #[test]
+    fn damage_is_called_by_its_name() {
+        let cases: [(&[u8], Unreadable); 7] = [
+            (&[], Unreadable::Short),
+            (&[1], Unreadable::Short),
+            (&[2, 0], Unreadable::Version(2)),
+            (&[1, 0x80], Unreadable::Short),
+            (&[1, 5, 5], Unreadable::Trailing(1)),
+            (&[1, 255, 255, 255, 255, 255, 255, 255, 255, 255, 2], Unreadable::Invalid("number")),
+            (&[1, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255], Unreadable::Invalid("number")),
+        ];
+        for (bytes, expected) in cases {
+            assert_eq!(get_id(bytes), Err(expected), "{bytes:?}");
+        }
+        // A length beyond the record takes no memory.
+        assert_eq!(get_group(1, &[1, 255, 255, 255, 255, 255, 255, 255, 255, 127]), Err(Unreadable::Short));
+        assert_eq!(get_log_state(&[1, 0, 5, 1, 1, 0]), Err(Unreadable::Invalid("range")), "it touches the head");
+    }
+
+    /// Reads what it wrote, and nothing that is cut short or goes on.
+    fn check<T: PartialEq + std::fmt::Debug>(
+        value: &T,
+        put: impl Fn(&mut Vec<u8>, &T),
+        get: impl Fn(&[u8]) -> Result<T, Unreadable>,
+    ) {
+        let mut bytes = Vec::new();
+        put(&mut bytes, value);
+        assert_eq!(get(&bytes).as_ref(), Ok(value));
+        assert_eq!(get(&bytes[..0]), Err(Unreadable::Short));
+    }
+}

@@ -1,0 +1,237 @@
+//! What a start finds in the store.
+//!
+//! Must not know what is done with it.
+
+use std::{collections::HashMap, ops::ControlFlow, sync::Arc};
+
+use super::{
+    Batch, BodyId, Engine, Error, FORMAT_VERSION, LogId, Ops, RecoveredLog, StoredGroup, StoredSession,
+    StoredSubscription, StoredWill, Table, Unreadable,
+    garbage::Garbage,
+    keys::{self, Key, OwnerKey},
+    record,
+};
+use crate::mqtt::{Message, PacketId};
+
+/// One thing that survived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Recovered {
+    /// A session with all that is its own.
+    Session {
+        session: StoredSession,
+        subscriptions: Vec<StoredSubscription>,
+        /// Inbound QoS 2 ids.
+        received: Vec<PacketId>,
+        log: RecoveredLog,
+    },
+    /// A group; the holders of its open entries are sessions.
+    Group { group: StoredGroup, log: RecoveredLog },
+    /// A retained message.
+    Retained(Arc<Message>),
+    /// A will, of a session that is stored or of one that was not persistent.
+    Will(StoredWill),
+}
+
+/// What the store itself has to know of its content.
+#[derive(Debug, Default)]
+pub(super) struct Opened {
+    pub(super) next_id: u64,
+    pub(super) body_counts: HashMap<BodyId, u32, foldhash::fast::FixedState>,
+    pub(super) garbage: Vec<Garbage>,
+}
+
+/// Reads what the store has to know; marks an empty engine with the format version.
+pub(super) fn open(engine: &dyn Engine) -> Result<Opened, Error> {
+    check_format(engine)?;
+    let mut opened = Opened { next_id: 1, ..Opened::default() };
+    if let Some(bytes) = engine.get(Table::Meta, keys::NEXT_ID)? {
+        opened.next_id = record::get_id(&bytes).map_err(damaged(Table::Meta, keys::NEXT_ID))?;
+    }
+    paged(engine, Table::Bodies, keys::body_counts(), &mut |key, value| {
+        let id = keys::parse_body_count(key).ok_or(Unreadable::Key)?;
+        opened.body_counts.insert(id, record::get_count(value)?);
+        Ok(())
+    })?;
+    paged(engine, Table::Meta, keys::all_garbage(), &mut |key, value| {
+        let log = keys::parse_garbage(key).ok_or(Unreadable::Key)?;
+        opened.garbage.push(record::get_garbage(log, value)?);
+        Ok(())
+    })?;
+    Ok(opened)
+}
+
+/// See [`super::Store::recover`]. What belongs to no session and no group is returned, to be removed.
+pub(super) fn recover(engine: &dyn Engine, visit: &mut dyn FnMut(Recovered)) -> Result<Vec<Orphan>, Error> {
+    // Groups stand among the sessions and come after them.
+    let mut groups = Vec::new();
+    let mut orphans = Vec::new();
+    let mut owner = Owner::default();
+    let mut finish = |owner: Owner| -> Result<(), Error> {
+        let id = owner.id;
+        match owner.recovered(engine)? {
+            Ok(group @ Recovered::Group { .. }) => groups.push(group),
+            Ok(session) => visit(session),
+            // Nothing at all stands before the first owner.
+            Err(_) if id == 0 => {}
+            Err(log) => orphans.push(Orphan { id, log }),
+        }
+        Ok(())
+    };
+    paged(engine, Table::Sessions, keys::owners(), &mut |key, value| {
+        let (id, kind) = keys::parse_owner(key).ok_or(Unreadable::Key)?;
+        if id != owner.id {
+            finish(std::mem::replace(&mut owner, Owner { id, ..Owner::default() }))?;
+        }
+        Ok(owner.add(kind, value)?)
+    })?;
+    finish(owner)?;
+    groups.into_iter().for_each(&mut *visit);
+    paged(engine, Table::Retained, (Key::new(), Key::from_slice(keys::TOPICS_END)), &mut |_, value| {
+        visit(Recovered::Retained(Arc::new(record::get_message(value)?)));
+        Ok(())
+    })?;
+    paged(engine, Table::Sessions, keys::wills(), &mut |key, value| {
+        let session = keys::parse_will(key).ok_or(Unreadable::Key)?;
+        visit(Recovered::Will(record::get_will(session, value)?));
+        Ok(())
+    })?;
+    Ok(orphans)
+}
+
+/// Records of an owner without the owner: something was written for a session after its end.
+#[derive(Debug)]
+pub(super) struct Orphan {
+    id: LogId,
+    log: RecoveredLog,
+}
+
+impl Orphan {
+    pub(super) fn discard(&self, batch: &mut Batch) {
+        tracing::warn!(id = self.id, "records of a session or group that is gone are removed");
+        batch.delete_session(self.id);
+        batch.discard_log(self.id, &self.log.state, self.log.tail);
+    }
+}
+
+/// The records of one owner, as they come.
+#[derive(Debug, Default)]
+struct Owner {
+    /// 0 before the first one.
+    id: LogId,
+    session: Option<StoredSession>,
+    group: Option<StoredGroup>,
+    subscriptions: Vec<StoredSubscription>,
+    received: Vec<PacketId>,
+    log: RecoveredLog,
+}
+
+impl Owner {
+    fn add(&mut self, key: OwnerKey<'_>, value: &[u8]) -> Result<(), Unreadable> {
+        match key {
+            OwnerKey::Session => self.session = Some(record::get_session(self.id, value)?),
+            OwnerKey::Group => self.group = Some(record::get_group(self.id, value)?),
+            OwnerKey::LogState => self.log.state = record::get_log_state(value)?,
+            OwnerKey::Subscription(filter) => self.subscriptions.push(record::get_subscription(filter, value)?),
+            OwnerKey::Received(packet_id) => {
+                record::get_nothing(value)?;
+                self.received.push(packet_id);
+            }
+            OwnerKey::Open(seq) => self.log.open.push(record::get_open(seq, value)?),
+        }
+        Ok(())
+    }
+
+    /// `Err` where there is no session and no group.
+    fn recovered(self, engine: &dyn Engine) -> Result<Result<Recovered, RecoveredLog>, Error> {
+        let mut log = self.log;
+        let range = (keys::entry(self.id, 0), keys::entry(self.id.saturating_add(1), 0));
+        let last = engine.last_key(Table::Logs, &range.0, &range.1)?;
+        let last = last.and_then(|key| keys::parse_entry(&key)).map_or(0, |(_, seq)| seq);
+        log.tail = last.max(log.state.highest_settled());
+        let (subscriptions, received) = (self.subscriptions, self.received);
+        Ok(match (self.session, self.group) {
+            (Some(session), _) => Ok(Recovered::Session { session, subscriptions, received, log }),
+            (None, Some(group)) => Ok(Recovered::Group { group, log }),
+            (None, None) => Err(log),
+        })
+    }
+}
+
+/// What [`paged`] calls with each key and value.
+type Each<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), Stop> + 'a;
+
+/// What ends [`paged`] early.
+enum Stop {
+    /// This record.
+    Unreadable(Unreadable),
+    /// Something else.
+    Error(Error),
+}
+
+impl From<Unreadable> for Stop {
+    fn from(cause: Unreadable) -> Self {
+        Self::Unreadable(cause)
+    }
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// Gives `each` every record of a range, page by page: between two pages nothing of the engine is held.
+fn paged(engine: &dyn Engine, table: Table, (mut from, to): (Key, Key), each: &mut Each<'_>) -> Result<(), Error> {
+    let mut page: Vec<(Key, Vec<u8>)> = Vec::new();
+    loop {
+        let mut bytes = 0;
+        engine.scan(table, &from, &to, &mut |key, value| {
+            bytes += key.len() + value.len();
+            page.push((Key::from_slice(key), value.to_vec()));
+            if page.len() == PAGE_RECORDS || bytes >= PAGE_BYTES {
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        })?;
+        let Some((last, _)) = page.last() else {
+            return Ok(());
+        };
+        from = last.clone();
+        from.push(0);
+        for (key, value) in page.drain(..) {
+            match each(&key, &value) {
+                Ok(()) => {}
+                Err(Stop::Unreadable(cause)) => return Err(damaged(table, &key)(cause)),
+                Err(Stop::Error(error)) => return Err(error),
+            }
+        }
+    }
+}
+
+fn check_format(engine: &dyn Engine) -> Result<(), Error> {
+    if let Some(bytes) = engine.get(Table::Meta, keys::FORMAT)? {
+        return match record::get_format(&bytes).map_err(damaged(Table::Meta, keys::FORMAT))? {
+            FORMAT_VERSION => Ok(()),
+            found if found > FORMAT_VERSION => Err(Error::NewerFormat { found }),
+            _ => Err(Error::UnknownFormat),
+        };
+    }
+    for table in Table::ALL {
+        if engine.last_key(table, &[], EVERYTHING_END)?.is_some() {
+            return Err(Error::UnknownFormat);
+        }
+    }
+    let mut ops = Ops::default();
+    ops.put(Table::Meta, keys::FORMAT, |out| record::put_format(out, FORMAT_VERSION));
+    engine.write(&ops, true)
+}
+
+fn damaged(table: Table, key: &[u8]) -> impl FnOnce(Unreadable) -> Error {
+    let key = key.to_vec();
+    move |cause| Error::Damaged { table, key, cause }
+}
+
+const PAGE_RECORDS: usize = 1024;
+const PAGE_BYTES: usize = 1 << 20;
+const EVERYTHING_END: &[u8] = &[0xFF; 9];

@@ -1,0 +1,444 @@
+//! The durable engine: RocksDB. The only file that names it.
+//!
+//! The write-ahead log is always on. It is recovered in the mode that takes a torn end for the normal trace of a crash, and
+//! damage anywhere before for damage: opening is refused then, where other modes would silently drop what follows, and with it what
+//! was acknowledged as durable. Must not know what keys and values mean.
+
+use std::{
+    fs,
+    ops::ControlFlow,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use parking_lot::{RwLock, RwLockReadGuard};
+use rocksdb::{
+    BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, DBRecoveryMode, ErrorKind,
+    LogLevel, Options, ReadOptions, WriteBatch, WriteOptions,
+};
+
+use super::{Config, Engine, Error, Op, Ops, Table, Visit};
+
+/// The engine behind [`super::Durability::Fsync`] and [`super::Durability::Os`].
+pub(super) struct RocksEngine {
+    dir: PathBuf,
+    config: Config,
+    /// `None` while closed.
+    db: RwLock<Option<DB>>,
+}
+
+impl RocksEngine {
+    /// Opens the database in `dir`; makes it, and the directory, where there is none.
+    pub(super) fn open(dir: &Path, config: &Config) -> Result<Self, Error> {
+        let db = open(dir, config)?;
+        Ok(Self { dir: dir.to_owned(), config: config.clone(), db: RwLock::new(Some(db)) })
+    }
+
+    fn db(&self) -> RwLockReadGuard<'_, Option<DB>> {
+        self.db.read()
+    }
+}
+
+impl Engine for RocksEngine {
+    fn name(&self) -> &'static str {
+        "rocksdb"
+    }
+
+    fn write(&self, ops: &Ops, sync: bool) -> Result<(), Error> {
+        let db = self.db();
+        let db = db.as_ref().ok_or(Error::Closed)?;
+        let families = Families::of(db)?;
+        let mut batch = WriteBatch::with_capacity_bytes(ops.size());
+        for op in ops.iter() {
+            match op {
+                Op::Put { table, key, value } => batch.put_cf(families.get(table), key, value),
+                Op::Delete { table, key } => batch.delete_cf(families.get(table), key),
+                Op::DeleteRange { table, from, to } => batch.delete_range_cf(families.get(table), from, to),
+            }
+        }
+        let mut options = WriteOptions::new();
+        options.set_sync(sync);
+        db.write_opt(batch, &options).map_err(failed("writing a batch"))
+    }
+
+    fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        let db = self.db();
+        let db = db.as_ref().ok_or(Error::Closed)?;
+        db.get_cf(family(db, table)?, key).map_err(failed("reading a record"))
+    }
+
+    fn scan(&self, table: Table, from: &[u8], to: &[u8], each: &mut Visit<'_>) -> Result<(), Error> {
+        let db = self.db();
+        let db = db.as_ref().ok_or(Error::Closed)?;
+        let mut records = db.raw_iterator_cf_opt(family(db, table)?, bounded(from, to));
+        records.seek(from);
+        while let Some((key, value)) = records.item() {
+            if each(key, value) == ControlFlow::Break(()) {
+                return Ok(());
+            }
+            records.next();
+        }
+        records.status().map_err(failed("reading records"))
+    }
+
+    fn last_key(&self, table: Table, from: &[u8], to: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        let db = self.db();
+        let db = db.as_ref().ok_or(Error::Closed)?;
+        let mut records = db.raw_iterator_cf_opt(family(db, table)?, bounded(from, to));
+        records.seek_to_last();
+        let last = records.key().map(<[u8]>::to_vec);
+        records.status().map_err(failed("reading records"))?;
+        Ok(last)
+    }
+
+    fn sync(&self) -> Result<(), Error> {
+        self.db().as_ref().ok_or(Error::Closed)?.flush_wal(true).map_err(failed("syncing the write-ahead log"))
+    }
+
+    fn reopen(&self) -> Result<(), Error> {
+        let mut db = self.db.write();
+        // Closed before it is opened: it holds the lock of the directory.
+        *db = None;
+        *db = Some(open(&self.dir, &self.config)?);
+        Ok(())
+    }
+
+    fn close(&self) -> Result<(), Error> {
+        if let Some(db) = self.db.write().take() {
+            db.cancel_all_background_work(true);
+        }
+        Ok(())
+    }
+}
+
+/// The handles of all tables.
+struct Families<'a> {
+    meta: &'a ColumnFamily,
+    sessions: &'a ColumnFamily,
+    logs: &'a ColumnFamily,
+    retained: &'a ColumnFamily,
+    bodies: &'a ColumnFamily,
+}
+
+impl<'a> Families<'a> {
+    fn of(db: &'a DB) -> Result<Self, Error> {
+        Ok(Self {
+            meta: family(db, Table::Meta)?,
+            sessions: family(db, Table::Sessions)?,
+            logs: family(db, Table::Logs)?,
+            retained: family(db, Table::Retained)?,
+            bodies: family(db, Table::Bodies)?,
+        })
+    }
+
+    fn get(&self, table: Table) -> &'a ColumnFamily {
+        match table {
+            Table::Meta => self.meta,
+            Table::Sessions => self.sessions,
+            Table::Logs => self.logs,
+            Table::Retained => self.retained,
+            Table::Bodies => self.bodies,
+        }
+    }
+}
+
+fn open(dir: &Path, config: &Config) -> Result<DB, Error> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|cause| Error::Engine { doing: "making the directory of the store", cause: cause.into() })?;
+    let cache = Cache::new_lru_cache(config.rocksdb_cache_bytes);
+    let options = database_options(config);
+    let mut families: Vec<_> = Table::ALL
+        .iter()
+        .map(|&table| ColumnFamilyDescriptor::new(table.name(), table_options(table, config, &cache)))
+        .collect();
+    // A later release may have more tables. They have to be opened for its format version to be read, and refused by name.
+    for name in DB::list_cf(&options, dir).unwrap_or_default() {
+        if Table::ALL.iter().all(|table| table.name() != name) {
+            families.push(ColumnFamilyDescriptor::new(name, Options::default()));
+        }
+    }
+    DB::open_cf_descriptors(&options, dir, families).map_err(|cause| {
+        // RocksDB has no kind of its own for this.
+        let lock = dir.join("LOCK");
+        if cause.kind() == ErrorKind::IOError && cause.as_ref().contains(&*lock.to_string_lossy()) {
+            return Error::InUse(dir.to_owned());
+        }
+        failed("opening the database")(cause)
+    })
+}
+
+fn database_options(config: &Config) -> Options {
+    let mut options = Options::default();
+    options.create_if_missing(true);
+    options.create_missing_column_families(true);
+    options.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
+    // A write-ahead log that was synced and is missing or shorter at the start is damage too.
+    options.set_track_and_verify_wals_in_manifest(true);
+    options.set_max_total_wal_size(config.rocksdb_wal_bytes);
+    options.set_db_write_buffer_size(config.rocksdb_memtable_bytes);
+    options.set_max_background_jobs(2);
+    options.set_max_open_files(256);
+    options.set_avoid_unnecessary_blocking_io(true);
+    // Its own diary.
+    options.set_log_level(LogLevel::Warn);
+    options.set_keep_log_file_num(3);
+    options.set_max_log_file_size(1 << 20);
+    options.set_stats_dump_period_sec(0);
+    options
+}
+
+fn table_options(table: Table, config: &Config, cache: &Cache) -> Options {
+    let mut blocks = BlockBasedOptions::default();
+    blocks.set_block_cache(cache);
+    // Counts indexes and filters to the cache's bound.
+    blocks.set_cache_index_and_filter_blocks(true);
+    blocks.set_pin_l0_filter_and_index_blocks_in_cache(true);
+    if table == Table::Bodies {
+        blocks.set_bloom_filter(10.0, false);
+    }
+    let mut options = Options::default();
+    options.set_block_based_table_factory(&blocks);
+    options.set_compression_type(DBCompressionType::Lz4);
+    options.set_write_buffer_size((config.rocksdb_memtable_bytes / 2).max(1 << 20));
+    // What is settled gives its space back soon: files full of deletions are compacted without waiting for their turn.
+    options.add_compact_on_deletion_collector_factory(1024, 512, 0.5);
+    options
+}
+
+fn bounded(from: &[u8], to: &[u8]) -> ReadOptions {
+    let mut options = ReadOptions::default();
+    options.set_iterate_lower_bound(from);
+    options.set_iterate_upper_bound(to);
+    options
+}
+
+fn family(db: &DB, table: Table) -> Result<&ColumnFamily, Error> {
+    db.cf_handle(table.name())
+        .ok_or_else(|| Error::Engine { doing: "finding a table", cause: format!("no table {table}").into() })
+}
+
+fn failed(doing: &'static str) -> impl FnOnce(rocksdb::Error) -> Error {
+    move |cause| Error::Engine { doing, cause: cause.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        mqtt::QoS,
+        storage::{
+            Durability, LogState, Lsn, Outcome, Recovered, Store, StoredGroup,
+            tests::{config, head, message, wait_until},
+        },
+    };
+
+    #[test]
+    fn what_was_committed_is_there_after_a_clean_end_and_after_a_kill() {
+        for durability in [Durability::Fsync, Durability::Os] {
+            let dir = tempfile::tempdir().unwrap();
+            let config = config(durability);
+            let store = Store::open(dir.path(), &config).unwrap();
+            commit(&store, 1);
+            store.close().unwrap();
+            let store = Store::open(dir.path(), &config).unwrap();
+            assert_eq!(groups(&store), [1]);
+            commit(&store, 2);
+            // The files as a kill leaves them: nothing was closed.
+            let killed = copy(dir.path());
+            drop(store);
+            let store = Store::open(killed.path(), &config).unwrap();
+            assert_eq!(groups(&store), [1, 2], "{durability:?}");
+        }
+    }
+
+    #[test]
+    fn a_directory_in_use_is_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), &config(Durability::Fsync)).unwrap();
+        let error = Store::open(dir.path(), &config(Durability::Fsync)).unwrap_err();
+        let path = dir.path().join("store");
+        assert!(matches!(&error, Error::InUse(in_use) if *in_use == path), "{error:?}");
+        assert!(error.to_string().contains(&path.display().to_string()));
+        drop(store);
+        Store::open(dir.path(), &config(Durability::Fsync)).unwrap();
+    }
+
+    #[test]
+    fn a_torn_end_is_a_crash_and_any_other_damage_is_damage() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), &config(Durability::Os)).unwrap();
+        (1..=50).for_each(|id| commit(&store, id));
+        let torn = copy(dir.path());
+        let flipped = copy(dir.path());
+        drop(store);
+        let path = newest_log(torn.path());
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() - 5]).unwrap();
+        let store = Store::open(torn.path(), &config(Durability::Os)).unwrap();
+        assert_eq!(groups(&store), (1..=49).collect::<Vec<_>>());
+        let path = newest_log(flipped.path());
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x10;
+        fs::write(&path, &bytes).unwrap();
+        let error = Store::open(flipped.path(), &config(Durability::Os)).unwrap_err();
+        assert!(matches!(error, Error::Engine { doing: "opening the database", .. }), "{error:?}");
+    }
+
+    #[test]
+    fn a_later_format_is_refused_by_name_also_with_more_tables() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = RocksEngine::open(&dir.path().join("store"), &config(Durability::Fsync)).unwrap();
+        engine.db.write().as_mut().unwrap().create_cf("later", &Options::default()).unwrap();
+        let mut ops = Ops::default();
+        ops.put(Table::Meta, b"format", |out| out.extend_from_slice(&7u32.to_be_bytes()));
+        engine.write(&ops, true).unwrap();
+        engine.close().unwrap();
+        let error = Store::open(dir.path(), &config(Durability::Fsync)).unwrap_err();
+        assert!(matches!(error, Error::NewerFormat { found: 7 }), "{error:?}");
+    }
+
+    /// A backlog that is written and settled over and over takes no more room than what is kept for a while anyway.
+    #[test]
+    fn what_is_settled_gives_its_space_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { rocksdb_memtable_bytes: 2 << 20, rocksdb_wal_bytes: 2 << 20, ..config(Durability::Os) };
+        let store = Store::open(dir.path(), &config).unwrap();
+        let mut state = LogState::default();
+        let mut written = 0;
+        for round in 0..300u64 {
+            let mut message = message("t", 900, round);
+            // Nothing that compresses.
+            let noise = (0..900u64).map(|i| ((i + 900 * round).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8);
+            message.payload = noise.collect();
+            let lsn = store.write(|batch| {
+                let body = batch.body(&message, 1);
+                for seq in state.head + 1..=state.head + 200 {
+                    batch.append(1, seq, &head(QoS::AtLeastOnce), &body);
+                }
+                state.head += 200;
+                batch.require_durable();
+            });
+            wait(&store, lsn.1);
+            written += 200 * message.size();
+            assert_eq!(store.read_log(1, state.head - 199, 1000, usize::MAX).unwrap().len(), 200);
+            store.write(|batch| {
+                batch.trim(1, state.trimmed + 1, state.head);
+                state.trimmed = state.head;
+                batch.put_log_state(1, &state);
+            });
+        }
+        store.close().unwrap();
+        let size: u64 =
+            fs::read_dir(dir.path().join("store")).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum();
+        assert!(size < 12 << 20 && written > 50 << 20, "{size} bytes are left of {written}");
+    }
+
+    #[test]
+    fn the_engine_does_what_the_one_in_memory_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let engines: [Arc<dyn Engine>; 2] = [
+            Arc::new(RocksEngine::open(dir.path(), &config(Durability::Os)).unwrap()),
+            Arc::new(crate::storage::MemoryEngine::new()),
+        ];
+        let mut ops = Ops::default();
+        for table in Table::ALL {
+            for number in 0..100u8 {
+                ops.put(table, &[number / 10, number], |out| out.push(number));
+            }
+            ops.delete(table, &[1, 15]);
+            ops.delete_range(table, &[2], &[4, 42]);
+            ops.delete_range(table, &[9], &[9]);
+            ops.put(table, &[3, 33], |out| out.extend_from_slice(b"again"));
+        }
+        let ranges: [(&[u8], &[u8]); 6] =
+            [(&[], &[255]), (&[1], &[2]), (&[2], &[4]), (&[2], &[3]), (&[200], &[255]), (&[4, 41], &[4, 43])];
+        let [found, expected] = engines.map(|engine| {
+            engine.write(&ops, true).unwrap();
+            engine.reopen().unwrap();
+            if engine.name() == "memory" {
+                // It forgets nothing in a reopening.
+                assert!(engine.get(Table::Meta, &[0, 1]).unwrap().is_some());
+            }
+            let mut found = Vec::new();
+            for table in Table::ALL {
+                for (from, to) in ranges {
+                    let mut records = Vec::new();
+                    engine
+                        .scan(table, from, to, &mut |key, value| {
+                            records.push((key.to_vec(), value.to_vec()));
+                            if records.len() < 30 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                        })
+                        .unwrap();
+                    found.push((records, engine.last_key(table, from, to).unwrap()));
+                }
+                found.push((Vec::new(), engine.get(table, &[3, 33]).unwrap()));
+                found.push((Vec::new(), engine.get(table, &[3, 34]).unwrap()));
+            }
+            engine.sync().unwrap();
+            engine.close().unwrap();
+            engine.close().unwrap();
+            assert!(matches!(engine.write(&ops, false), Err(Error::Closed)));
+            assert!(matches!(engine.get(Table::Meta, &[1]), Err(Error::Closed)));
+            found
+        });
+        assert_eq!(found, expected);
+    }
+
+    /// Adds a group and waits until it is durable.
+    fn commit(store: &Store, log: u64) {
+        let (sender, outcome) = std::sync::mpsc::channel();
+        let ((), lsn): (_, Lsn) = store.write(|batch| {
+            batch.put_group(&StoredGroup { log, share: "g".into(), filter: "f".into() });
+            batch.after_commit(Box::new(move |outcome| sender.send(outcome).unwrap()));
+        });
+        assert_eq!(outcome.recv().unwrap(), Outcome::Durable);
+        wait(store, lsn);
+    }
+
+    fn groups(store: &Store) -> Vec<u64> {
+        let mut found = Vec::new();
+        store
+            .recover(&mut |recovered| match recovered {
+                Recovered::Group { group, .. } => found.push(group.log),
+                other => panic!("{other:?}"),
+            })
+            .unwrap();
+        found
+    }
+
+    fn wait(store: &Store, lsn: Lsn) {
+        wait_until(|| store.outcome(lsn) == Outcome::Durable);
+    }
+
+    /// RocksDB may remove a file meanwhile: then it is tried again.
+    fn copy(dir: &Path) -> tempfile::TempDir {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        loop {
+            match try_copy(dir) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound && std::time::Instant::now() < deadline => {}
+                copied => return copied.unwrap(),
+            }
+        }
+    }
+
+    fn try_copy(dir: &Path) -> std::io::Result<tempfile::TempDir> {
+        let to = tempfile::tempdir()?;
+        fs::create_dir(to.path().join("store"))?;
+        for file in fs::read_dir(dir.join("store"))? {
+            let file = file?;
+            fs::copy(file.path(), to.path().join("store").join(file.file_name()))?;
+        }
+        Ok(to)
+    }
+
+    fn newest_log(dir: &Path) -> PathBuf {
+        let files = fs::read_dir(dir.join("store")).unwrap().map(|file| file.unwrap().path());
+        files.filter(|path| path.extension().is_some_and(|name| name == "log")).max().unwrap()
+    }
+}

@@ -1,0 +1,32 @@
+//! The integration tests: a broker in a process of its own, driven over its edges alone (command line, sockets, files, signals).
+//!
+//! One binary with a module per theme. Must not know the broker's inside: what is tested here is what others see.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests fail by panicking; the exemption of the lints does not reach their support"
+)]
+
+mod acl;
+mod auth;
+mod config_errors;
+mod connect;
+mod control;
+#[cfg(feature = "rocksdb")]
+mod durability;
+mod first_light;
+mod hostile;
+#[cfg(feature = "rocksdb")]
+mod kill;
+mod mosquitto_oracle;
+mod properties;
+mod qos;
+mod retained;
+mod sessions;
+mod subscriptions;
+mod support;
+mod tls;
+mod wills;

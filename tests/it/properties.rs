@@ -1,0 +1,312 @@
+//! The properties of MQTT 5.0: passed on, kept to, refused.
+
+use crate::support::{
+    Broker, Client, Connect, Setup, Value, Will,
+    client::publish_of,
+    wire::{self, PUBACK, Packet, Properties, Publish, property},
+};
+
+fn text(id: u8, text: &str) -> (u8, Value) {
+    (id, Value::Text(text.into()))
+}
+
+fn user(name: &str, value: &str) -> (u8, Value) {
+    (property::USER_PROPERTY, Value::Pair(name.into(), value.into()))
+}
+
+/// All that a message carries.
+fn rich() -> Properties {
+    vec![
+        (property::PAYLOAD_FORMAT, Value::Byte(1)),
+        text(property::CONTENT_TYPE, "text/plain"),
+        text(property::RESPONSE_TOPIC, "answer/here"),
+        (property::CORRELATION_DATA, Value::Binary(vec![0, 0xff, 0])),
+        user("b", "2"),
+        user("a", "1"),
+        user("b", "3"),
+        user("", ""),
+    ]
+}
+
+fn sorted(mut properties: Properties) -> Properties {
+    properties.sort_by_key(|(id, _)| *id);
+    properties
+}
+
+/// What a message carries reaches every subscriber unchanged, User Properties in order, live, queued, retained and as a will
+/// [MQTT-3.1.3-10], [MQTT-3.3.2-4], [MQTT-3.3.2-15], [MQTT-3.3.2-16], [MQTT-3.3.2-17], [MQTT-3.3.2-18], [MQTT-3.3.2-20]; older clients get the message without.
+#[test]
+fn the_properties_of_a_message_are_passed_on() {
+    let broker = Broker::start();
+    let mut live = broker.v5("live");
+    live.subscribe("t", 2);
+    let mut old = broker.v4("old");
+    old.subscribe("t", 2);
+    let mut queued = broker.connect(&Connect::v5("queued").persistent());
+    queued.subscribe("t", 2);
+    queued.disconnect();
+    let mut publisher = broker.v5("publisher");
+    for qos in 1..3 {
+        publisher.publish_as(&Publish { properties: rich(), retain: true, ..publish_of("t", "x", qos) });
+        let message = live.message();
+        // The sort keeps the order of what is equal: that of the User Properties.
+        assert_eq!(sorted(message.properties), sorted(rich()));
+        assert_eq!(old.message().properties, []);
+    }
+    let mut queued = broker.connect(&Connect::v5("queued").persistent());
+    for _ in 1..3 {
+        assert_eq!(sorted(queued.message().properties), sorted(rich()));
+    }
+    let mut late = broker.v5("late");
+    late.subscribe("t", 2);
+    assert_eq!(sorted(late.message().properties), sorted(rich()));
+    let mut will = Will::new("t", "gone").qos(1).delay(0);
+    will.properties.extend(rich());
+    broker.connect(&Connect::v5("mortal").will(will)).cut();
+    assert_eq!(sorted(live.message().properties), sorted(rich()));
+}
+
+/// Topic aliases: set, used, set anew; not beyond the maximum, not 0, not unknown, not of an earlier connection
+/// [MQTT-3.3.2-7], [MQTT-3.3.2-8], [MQTT-3.3.2-12].
+#[test]
+fn a_topic_alias_stands_for_its_topic() {
+    let broker = Broker::start();
+    let mut subscriber = broker.v5("subscriber");
+    subscriber.subscribe("#", 1);
+    let alias = |topic: &str, alias: u16, qos: u8| Publish {
+        properties: vec![(property::TOPIC_ALIAS, Value::Two(alias))],
+        ..publish_of(topic, topic, qos)
+    };
+    let mut publisher = broker.v5("publisher");
+    for (topic, number, expected) in
+        [("a", 1, "a"), ("", 1, "a"), ("b", 64, "b"), ("", 64, "b"), ("c", 1, "c"), ("", 1, "c"), ("", 64, "b")]
+    {
+        for qos in 0..2 {
+            publisher.publish_as(&alias(topic, number, qos));
+            let message = subscriber.message();
+            assert_eq!((&*message.topic, message.properties.len()), (expected, 0));
+        }
+    }
+    publisher.disconnect();
+    for (topic, number, reason) in [("", 1, 0x82), ("x", 0, 0x94), ("x", 65, 0x94), ("", 2, 0x82), ("x", 65_535, 0x94)]
+    {
+        let mut publisher = broker.v5("publisher");
+        publisher.send_publish(&alias(topic, number, 0));
+        let code = publisher.closed();
+        // An alias that is not known is a protocol error; 0x94 says it more exactly.
+        assert!(code == Some(reason) || (reason == 0x82 && code == Some(0x94)), "{topic:?} by {number}: {code:x?}");
+    }
+    let mut publisher = broker.v5("publisher");
+    publisher.send_publish(&publish_of("", "x", 0));
+    assert_eq!(publisher.closed(), Some(0x82), "neither topic nor alias");
+    subscriber.nothing();
+}
+
+/// Aliases towards a client keep to what it allows (D78) [MQTT-3.1.2-26], [MQTT-3.1.2-27], [MQTT-3.3.2-11].
+#[test]
+fn aliases_to_a_client_keep_to_its_maximum() {
+    let broker = Broker::start();
+    let mut publisher = broker.v4("publisher");
+    for maximum in [0u16, 5] {
+        let mut client = broker.connect(&Connect::v5("x").property(property::TOPIC_ALIAS_MAXIMUM, Value::Two(maximum)));
+        client.subscribe("t/#", 0);
+        let mut names = std::collections::BTreeMap::new();
+        for n in 0..200 {
+            let topic = format!("t/{}", n % 100);
+            publisher.publish(&topic, &topic, 0);
+            let message = client.message();
+            let used = message.properties.iter().find(|(id, _)| *id == property::TOPIC_ALIAS);
+            if let Some((_, Value::Two(alias))) = used {
+                assert!((1..=maximum).contains(alias), "alias {alias} of {maximum}");
+                if !message.topic.is_empty() {
+                    names.insert(*alias, message.topic.clone());
+                }
+                assert_eq!(names.get(alias), Some(&topic));
+            } else {
+                assert_eq!(message.topic, topic);
+            }
+        }
+    }
+}
+
+/// A message is not delivered beyond its expiry, and says what is left (D79) [MQTT-3.3.2-5], [MQTT-3.3.2-6].
+#[test]
+fn a_message_expires_in_the_queue() {
+    let broker = Broker::start();
+    let mut device = broker.connect(&Connect::v5("device").persistent());
+    device.subscribe("t", 1);
+    device.disconnect();
+    let mut publisher = broker.v5("publisher");
+    for (payload, secs) in [("none", 0), ("short", 1), ("long", 1_000)] {
+        let properties = vec![(property::MESSAGE_EXPIRY, Value::Four(secs))];
+        publisher.publish_as(&Publish { properties, ..publish_of("t", payload, 1) });
+    }
+    publisher.publish("t", "for ever", 1);
+    let began = std::time::Instant::now();
+    let mut other = broker.v5("other");
+    while began.elapsed() < std::time::Duration::from_millis(1_600) {
+        assert!(other.try_receive(std::time::Duration::from_millis(100)).is_err());
+    }
+    let mut device = broker.connect(&Connect::v5("device").persistent());
+    let message = device.message();
+    assert_eq!(message.payload, b"long");
+    let [(property::MESSAGE_EXPIRY, Value::Four(left))] = message.properties.as_slice() else {
+        panic!("{:?}", message.properties)
+    };
+    assert!((900..=1_000).contains(left), "{left} s left");
+    assert_eq!(device.message(), Publish { id: message.id + 1, ..publish_of("t", "for ever", 1) });
+    device.nothing();
+}
+
+/// Without problem information nothing but CONNACK, DISCONNECT and PUBLISH carries a Reason String or User Properties (D71) [MQTT-3.1.2-29].
+#[test]
+fn problem_information_is_sent_on_request_only() {
+    let broker = Setup::new().config("[session]\nmax_subscriptions = 1\n").start();
+    let mut client = broker.connect(&Connect::v5("x").property(property::REQUEST_PROBLEM_INFORMATION, Value::Byte(0)));
+    client.send(&wire::subscribe(true, 1, &[], &[("a", 0), ("b", 0), ("$share/g/", 0)]));
+    client.send(&wire::unsubscribe(true, 2, &["c"]));
+    client.send_publish(&Publish { id: 3, ..publish_of("nobody", "x", 1) });
+    client.send(&wire::ack(wire::PUBREL, 4));
+    client.send(&wire::ack(wire::PUBREC, 5));
+    client.send(&wire::PINGREQ);
+    while let Ok(packet) = client.try_receive(crate::support::PATIENCE) {
+        if matches!(packet, Packet::PingResp | Packet::Disconnect { .. }) {
+            break;
+        }
+        assert!(packet.properties().is_empty(), "{packet:?}");
+    }
+}
+
+/// A payload that claims to be UTF-8 and is not is delivered, or refused with 0x99 (D72).
+#[test]
+fn a_wrong_payload_format_is_no_catastrophe() {
+    let broker = Broker::start();
+    let mut subscriber = broker.v5("subscriber");
+    subscriber.subscribe("t", 1);
+    let mut publisher = broker.v5("publisher");
+    let properties = vec![(property::PAYLOAD_FORMAT, Value::Byte(1))];
+    if publisher.publish_code(&Publish { properties, ..publish_of("t", [0xff], 1) }) == 0 {
+        assert_eq!(subscriber.message().payload, [0xff]);
+    }
+    publisher.ping();
+}
+
+/// What a client may not put into a PUBLISH: a Response Topic with wildcards (D73) [MQTT-3.3.2-14], a Subscription Identifier (D74)
+/// [MQTT-3.3.4-6], properties twice, of other packets, unknown, beyond their range, or no UTF-8 [MQTT-3.3.2-13], [MQTT-3.3.2-19],
+/// [MQTT-1.5.7-1].
+#[test]
+fn wrong_properties_end_the_connection() {
+    let broker = Broker::start();
+    let format = (property::PAYLOAD_FORMAT, Value::Byte(1));
+    // A string of two bytes that are no UTF-8 looks like binary data of two bytes.
+    let broken = |id| vec![(id, Value::Binary(vec![0xc3, 0x28]))];
+    let mut pair = broken(property::USER_PROPERTY);
+    pair.push((0, Value::Byte(0)));
+    let cases: [(&str, Properties, u8); 11] = [
+        ("Response Topic that is no UTF-8", broken(property::RESPONSE_TOPIC), 0x81),
+        ("Content Type that is no UTF-8", broken(property::CONTENT_TYPE), 0x81),
+        ("a name that is no UTF-8", pair, 0x81),
+        ("Response Topic with #", vec![text(property::RESPONSE_TOPIC, "a/#")], 0x82),
+        ("Response Topic with +", vec![text(property::RESPONSE_TOPIC, "+")], 0x82),
+        ("Subscription Identifier", vec![(property::SUBSCRIPTION_ID, Value::Variable(1))], 0x82),
+        ("twice", vec![format.clone(), format], 0x82),
+        ("of CONNECT", vec![(property::SESSION_EXPIRY, Value::Four(1))], 0x82),
+        ("unknown", vec![(0x7f, Value::Byte(1))], 0x81),
+        ("format 2", vec![(property::PAYLOAD_FORMAT, Value::Byte(2))], 0x82),
+        ("topic with NUL", vec![text(property::RESPONSE_TOPIC, "a\0")], 0x81),
+    ];
+    for (name, properties, reason) in cases {
+        let mut client = broker.v5("x");
+        client.send_publish(&Publish { properties, ..publish_of("t", "x", 0) });
+        let code = client.closed();
+        // Where the specification says both, either will do.
+        assert!(code == Some(reason) || matches!(code, Some(0x81 | 0x82)), "{name}: {code:x?}");
+    }
+}
+
+/// The Maximum Packet Size of the broker counts the whole packet (D76, 3.2.2.3.6).
+#[test]
+fn the_maximum_packet_size_counts_the_whole_packet() {
+    let broker = Setup::new().config("[session]\nmax_packet_size_bytes = 1000\n").start();
+    let mut subscriber = broker.v5("subscriber");
+    subscriber.subscribe("t", 1);
+    let of_size = |size: usize, level: u8| {
+        let empty = wire::publish(level == 5, &Publish { id: 1, ..publish_of("t", vec![0; 200], 1) }).len();
+        wire::publish(level == 5, &Publish { id: 1, ..publish_of("t", vec![b'x'; size - empty + 200], 1) })
+    };
+    for (level, reason) in [(4, None), (5, Some(0x95))] {
+        let mut client = broker.connect(&Connect::new(level, "x"));
+        let fits = of_size(1_000, level);
+        assert_eq!(fits.len(), 1_000);
+        client.send(&fits);
+        assert_eq!(client.acknowledged(PUBACK, 1), 0);
+        subscriber.message();
+        client.send(&of_size(1_001, level));
+        assert_eq!(client.closed(), reason);
+    }
+    subscriber.nothing();
+}
+
+/// Nothing that a client gets exceeds its Maximum Packet Size: acknowledgements go without explanation (D77) [MQTT-3.2.2-19], [MQTT-3.2.2-20],
+/// [MQTT-3.4.2-2], [MQTT-3.4.2-3], [MQTT-3.7.2-2], [MQTT-3.7.2-3], [MQTT-3.9.2-1], [MQTT-3.9.2-2], [MQTT-3.11.2-1], [MQTT-3.11.2-2]; a message that does not fit is left out, and the next comes [MQTT-3.1.2-24], [MQTT-3.1.2-25].
+#[test]
+fn a_clients_maximum_packet_size_is_kept() {
+    let broker = Setup::new().config("[session]\nmax_subscriptions = 2\n").start();
+    for persistent in [false, true] {
+        let connect = Connect::v5("x").property(property::MAXIMUM_PACKET_SIZE, Value::Four(30));
+        let mut client = broker.connect(&if persistent { connect.persistent() } else { connect });
+        client.subscribe("t", 1);
+        client.send(&wire::subscribe(true, 7, &[], &[("a", 0), ("b", 0)]));
+        client.send(&wire::unsubscribe(true, 8, &["c", "a"]));
+        client.send(&wire::ack(wire::PUBREL, 9));
+        client.send_publish(&Publish { id: 10, ..publish_of("nobody", "x", 1) });
+        for _ in 0..4 {
+            let bytes = client.receive_bytes();
+            assert!(bytes.len() <= 30, "{} bytes: {bytes:02x?}", bytes.len());
+        }
+        let mut publisher = broker.v5("publisher");
+        for payload in ["one", "much too long for a packet of thirty bytes", "two"] {
+            publisher.publish("t", payload, 1);
+        }
+        assert_eq!([client.text(), client.text()], ["one", "two"]);
+        client.nothing();
+        client.disconnect();
+    }
+    let mut tiny = broker.tcp();
+    tiny.speak_v5(true);
+    tiny.send(
+        &Connect::v5("tiny")
+            .property(property::MAXIMUM_PACKET_SIZE, Value::Four(20))
+            .property(property::AUTHENTICATION_METHOD, Value::Text("X".into()))
+            .encode(),
+    );
+    assert!(tiny.receive_bytes().len() <= 20, "a refusing CONNACK");
+}
+
+/// Wrong properties in CONNECT are refused or end the connection (3.1.2.11): twice, 0 where that is no value, not of CONNECT.
+#[test]
+fn wrong_properties_of_connect_are_refused() {
+    let broker = Broker::start();
+    let cases: [(&str, Properties); 7] = [
+        ("Receive Maximum 0", vec![(property::RECEIVE_MAXIMUM, Value::Two(0))]),
+        ("Maximum Packet Size 0", vec![(property::MAXIMUM_PACKET_SIZE, Value::Four(0))]),
+        (
+            "Session Expiry twice",
+            vec![(property::SESSION_EXPIRY, Value::Four(1)), (property::SESSION_EXPIRY, Value::Four(1))],
+        ),
+        ("Request Problem Information 2", vec![(property::REQUEST_PROBLEM_INFORMATION, Value::Byte(2))]),
+        ("Topic Alias", vec![(property::TOPIC_ALIAS, Value::Two(1))]),
+        ("data without method", vec![(property::AUTHENTICATION_DATA, Value::Binary(vec![1]))]),
+        ("unknown", vec![(0x7f, Value::Byte(1))]),
+    ];
+    for (name, properties) in cases {
+        let mut client = broker.tcp();
+        match client.try_login(&Connect { properties, ..Connect::v5("x") }) {
+            Ok(Packet::ConnAck { code, .. }) => assert!(matches!(code, 0x81 | 0x82), "{name}: {code:#x}"),
+            Err(crate::support::Lost::Closed) => {}
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    let mut client: Client = broker.v5("x");
+    client.ping();
+}

@@ -1,0 +1,356 @@
+//! QoS 0, 1 and 2: handshakes, packet identifiers, order, and what a reconnecting client gets again.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use crate::support::{
+    Broker, Client, Connect, Lost, Packet, Setup,
+    client::publish_of,
+    wire::{self, PUBACK, PUBCOMP, PUBREC, PUBREL, Publish},
+};
+
+fn pair(broker: &Broker, filter: &str, qos: u8) -> (Client, Client) {
+    let mut subscriber = broker.v5("subscriber");
+    subscriber.subscribe(filter, qos);
+    (subscriber, broker.v5("publisher"))
+}
+
+/// DUP belongs to one hop: a publisher's is not passed on (D23) [MQTT-3.3.1-3]; after its PUBACK an id is new (D24) [MQTT-4.3.2-5].
+#[test]
+fn dup_belongs_to_one_hop() {
+    let broker = Broker::start();
+    let (mut subscriber, mut publisher) = pair(&broker, "t", 2);
+    for (payload, dup) in [("one", true), ("two", true), ("three", false)] {
+        publisher.send_publish(&Publish { id: 5, dup, ..publish_of("t", payload, 1) });
+        assert_eq!(publisher.acknowledged(PUBACK, 5), 0);
+        let message = subscriber.message();
+        assert_eq!((&*message.payload, message.dup), (payload.as_bytes(), false));
+    }
+}
+
+/// A QoS 2 message comes once, however often its PUBLISH and PUBREL are sent [MQTT-4.3.3-8], [MQTT-4.3.3-10], [MQTT-4.3.3-11]; then its id
+/// is new [MQTT-4.3.3-12].
+#[test]
+fn a_repeated_qos_2_publish_is_delivered_once() {
+    let broker = Broker::start();
+    let (mut subscriber, mut publisher) = pair(&broker, "t", 2);
+    for payload in ["one", "two"] {
+        let publish = Publish { id: 9, ..publish_of("t", payload, 2) };
+        publisher.send_publish(&publish);
+        assert_eq!(publisher.acknowledged(PUBREC, 9), 0);
+        publisher.send_publish(&Publish { dup: true, ..publish });
+        assert_eq!(publisher.acknowledged(PUBREC, 9), 0);
+        publisher.send(&wire::ack(PUBREL, 9));
+        assert_eq!(publisher.acknowledged(PUBCOMP, 9), 0);
+        publisher.send(&wire::ack(PUBREL, 9));
+        assert_eq!(publisher.acknowledged(PUBCOMP, 9), 0x92, "a PUBREL for an unknown id");
+        assert_eq!(subscriber.text(), payload);
+    }
+    subscriber.nothing();
+}
+
+/// DUP with QoS 0 and QoS 3 are malformed (D25) [MQTT-3.3.1-2], [MQTT-3.3.1-4]; so is packet identifier 0 [MQTT-2.2.1-3].
+#[test]
+fn impossible_publishes_end_the_connection() {
+    let broker = Broker::start();
+    for bytes in [&[0x38, 0x04, 0, 1, b't', b'x'][..], &[0x36, 0x05, 0, 1, b't', 0, 1], &[0x32, 0x05, 0, 1, b't', 0, 0]]
+    {
+        let mut old = broker.v4("old");
+        old.send(bytes);
+        assert_eq!(old.closed(), None, "{bytes:02x?}");
+        let mut modern = broker.v5("modern");
+        let mut with_properties = bytes.to_vec();
+        with_properties[1] += 1;
+        with_properties.insert(if bytes[0] == 0x38 { 5 } else { 7 }, 0);
+        modern.send(&with_properties);
+        assert_eq!(modern.closed(), Some(0x81), "{with_properties:02x?}");
+    }
+}
+
+/// More QoS 1 and 2 messages under way than the broker's Receive Maximum are an error in v5, and bounded before (D26) [MQTT-3.3.4-7].
+#[test]
+fn the_receive_maximum_of_the_broker_holds() {
+    let broker = Setup::new().config("[session]\nreceive_maximum = 10\n").start();
+    let mut modern = broker.v5("modern");
+    for id in 1..=11 {
+        modern.send_publish(&Publish { id, ..publish_of("t", "x", 2) });
+    }
+    assert_eq!(modern.closed_eventually(), Some(0x93));
+    let mut old = broker.v4("old");
+    let before = broker.resident_bytes();
+    let many = (1..=u16::MAX).flat_map(|id| wire::publish(false, &Publish { id, ..publish_of("t", "x", 2) }));
+    let bytes: Vec<u8> = many.collect();
+    for chunk in bytes.chunks(10_000) {
+        if old.try_send(chunk).is_err() {
+            break;
+        }
+        while old.try_receive(Duration::from_millis(1)).is_ok() {}
+    }
+    let grown = broker.resident_bytes().saturating_sub(before);
+    assert!(grown < 64 << 20, "{grown} bytes for the unreleased ids of one client");
+}
+
+/// The reason "no matching subscribers" is told only where there is none: an offline or a shared subscriber is one (D27).
+#[test]
+fn no_matching_subscribers_means_none() {
+    let broker = Broker::start();
+    let mut publisher = broker.v5("publisher");
+    for qos in 1..=2 {
+        assert!(matches!(publisher.publish_code(&publish_of("nobody", "x", qos)), 0 | 0x10));
+    }
+    let mut offline = broker.connect(&Connect::v5("offline").persistent());
+    offline.subscribe("offline", 1);
+    offline.disconnect();
+    let mut shared = broker.v5("shared");
+    shared.subscribe("$share/g/shared", 1);
+    for topic in ["offline", "shared"] {
+        for qos in 1..=2 {
+            assert_eq!(publisher.publish_code(&publish_of(topic, "x", qos)), 0, "{topic} at QoS {qos}");
+        }
+    }
+}
+
+/// Packet identifiers wrap past one that is still in flight, and are never 0 (D28) [MQTT-2.2.1-4], [MQTT-4.3.2-1], with and without a stored session.
+#[test]
+fn packet_identifiers_skip_one_in_flight() {
+    let broker = Broker::start();
+    let mut publisher = broker.v4("publisher");
+    for (connect, count) in [(Connect::v4("volatile"), 66_000), (Connect::v4("stored").persistent(), 33_500)] {
+        let mut subscriber = broker.connect(&connect);
+        subscriber.subscribe("t", 1);
+        publisher.publish("t", "stuck", 1);
+        let stuck = subscriber.delivery();
+        let batch = 500;
+        for from in (0..count).step_by(batch) {
+            let packets = (0..batch).flat_map(|i| {
+                let payload = ((from + i) as u32).to_be_bytes();
+                wire::publish(false, &Publish { id: i as u16 + 1, ..publish_of("t", payload, 1) })
+            });
+            publisher.send(&packets.collect::<Vec<u8>>());
+            let mut acks = Vec::new();
+            for i in 0..batch {
+                let message = subscriber.delivery();
+                assert_eq!(message.payload, ((from + i) as u32).to_be_bytes(), "order");
+                assert_ne!(message.id, stuck.id, "the id of a message that is still in flight");
+                acks.extend(wire::ack(PUBACK, message.id));
+            }
+            subscriber.send(&acks);
+            for i in 0..batch {
+                assert_eq!(publisher.acknowledged(PUBACK, i as u16 + 1), 0);
+            }
+        }
+        subscriber.send(&wire::ack(PUBACK, stuck.id));
+        subscriber.nothing();
+        subscriber.disconnect();
+    }
+}
+
+/// An empty payload is a message like another (D29).
+#[test]
+fn empty_payloads_are_delivered() {
+    let broker = Broker::start();
+    let (mut subscriber, mut publisher) = pair(&broker, "t", 2);
+    for qos in 0..3 {
+        publisher.publish("t", "", qos);
+        let message = subscriber.message();
+        assert_eq!((message.payload.len(), message.qos), (0, qos));
+    }
+}
+
+/// On a living connection nothing is sent again, however long an acknowledgement takes (D30) [MQTT-4.4.0-1].
+#[test]
+fn nothing_is_sent_again_on_a_living_connection() {
+    let broker = Broker::start();
+    let (mut subscriber, mut publisher) = pair(&broker, "t", 2);
+    for qos in 1..=2 {
+        publisher.publish("t", [qos], qos);
+        subscriber.delivery();
+    }
+    assert!(matches!(subscriber.try_receive(Duration::from_secs(2)), Err(Lost::TimedOut)));
+}
+
+/// Acknowledgements come in the order of their messages (D31) [MQTT-4.6.0-2], [MQTT-4.6.0-3], [MQTT-2.2.1-5],
+/// [MQTT-3.3.4-1], [MQTT-4.3.2-4], also where QoS 0, 1 and 2 are mixed and some
+/// messages need the disk and some do not.
+#[test]
+fn acknowledgements_keep_the_order_of_their_messages() {
+    let broker = Broker::start();
+    let mut stored = broker.connect(&Connect::v4("stored").persistent());
+    stored.subscribe("stored", 2);
+    stored.disconnect();
+    for level in 4..=5 {
+        let mut publisher = broker.connect(&Connect::new(level, "publisher").persistent());
+        let mut bytes = Vec::new();
+        for id in 1..=200u16 {
+            let topic = if id % 3 == 0 { "stored" } else { "nobody" };
+            let publish = Publish { id, ..publish_of(topic, "x", 1 + (id % 2) as u8) };
+            bytes.extend(wire::publish(level == 5, &publish));
+        }
+        publisher.send(&bytes);
+        for id in 1..=200u16 {
+            match publisher.receive() {
+                Packet::Ack { kind, id: acked, code, .. } => {
+                    assert_eq!((kind, acked), (PUBACK + (id % 2) as u8, id));
+                    assert!(code < 0x80);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        (1..=200).filter(|id| id % 2 == 1).for_each(|id| publisher.send(&wire::ack(PUBREL, id)));
+        (1..=200).filter(|id| id % 2 == 1).for_each(|id| assert_eq!(publisher.acknowledged(PUBCOMP, id), 0));
+        publisher.disconnect();
+    }
+}
+
+/// One publisher's messages reach a subscriber in their order over all topics (D32) [MQTT-4.6.0-5], [MQTT-4.6.0-6], and over all QoS too.
+#[test]
+fn the_order_of_a_publisher_holds_over_topics_and_qos() {
+    let broker = Broker::start();
+    for (name, persistent) in [("volatile", false), ("stored", true)] {
+        for mixed in [false, true] {
+            let connect = Connect::v5(name);
+            let mut subscriber = broker.connect(&if persistent { connect.persistent() } else { connect });
+            subscriber.subscribe("order/#", 2);
+            let mut publisher = broker.connect(&Connect::v5("publisher").expiry(100));
+            let mut bytes = Vec::new();
+            for n in 0..300u16 {
+                let qos = if mixed { (n * 7 % 3) as u8 } else { 0 };
+                let publish = publish_of(&format!("order/{}", n * 13 % 50), n.to_be_bytes(), qos);
+                bytes.extend(wire::publish(true, &Publish { id: if qos > 0 { n + 1 } else { 0 }, ..publish }));
+                if qos == 2 {
+                    bytes.extend(wire::ack(PUBREL, n + 1));
+                }
+            }
+            publisher.send(&bytes);
+            for n in 0..300u16 {
+                assert_eq!(subscriber.message().payload, n.to_be_bytes(), "{name}, QoS mixed: {mixed}");
+            }
+            subscriber.disconnect();
+            publisher.disconnect();
+        }
+    }
+}
+
+/// A PUBREC for an id that nobody knows is answered with 0x92 (D34).
+#[test]
+fn an_unknown_pubrec_is_answered() {
+    let broker = Broker::start();
+    let mut client = broker.v5("x");
+    client.send(&wire::ack(PUBREC, 77));
+    assert_eq!(client.acknowledged(PUBREL, 77), 0x92);
+    // An acknowledgement that nobody waits for does no harm, also before v5, where there is no code for it.
+    client.send(&wire::ack(PUBACK, 78));
+    client.ping();
+    let mut old = broker.v4("old");
+    old.send(&wire::ack(PUBACK, 78));
+    old.send(&wire::ack(PUBCOMP, 79));
+    old.ping();
+}
+
+/// What was not acknowledged comes again after a resume, with DUP, its id and its order; what was received comes no more, only its PUBREL
+/// (D35) [MQTT-3.3.1-1], [MQTT-4.3.2-3], [MQTT-4.3.3-3], [MQTT-4.3.3-4], [MQTT-4.3.3-5], [MQTT-4.3.3-6], [MQTT-4.4.0-1].
+#[test]
+fn what_was_in_flight_comes_again_after_a_resume() {
+    let broker = Broker::start();
+    for level in 4..=5 {
+        let connect = Connect::new(level, &format!("subscriber-{level}")).persistent();
+        let mut subscriber = broker.connect(&connect);
+        subscriber.subscribe("t", 2);
+        let mut publisher = broker.v4("publisher");
+        for (payload, qos) in [("one", 1), ("two", 2), ("received", 2), ("done", 1)] {
+            publisher.publish("t", payload, qos);
+        }
+        let sent: Vec<Publish> = (0..4).map(|_| subscriber.delivery()).collect();
+        assert!(sent.iter().all(|publish| !publish.dup));
+        subscriber.send(&wire::ack(PUBREC, sent[2].id));
+        assert_eq!(subscriber.acknowledged(PUBREL, sent[2].id), 0);
+        subscriber.send(&wire::ack(PUBACK, sent[3].id));
+        subscriber.ping();
+        subscriber.cut();
+        publisher.publish("t", "new", 1);
+        let mut subscriber = broker.connect(&connect);
+        assert!(subscriber.session_present());
+        let (mut again, mut released) = (Vec::new(), Vec::new());
+        while again.len() < 3 || released.is_empty() {
+            match subscriber.receive() {
+                Packet::Publish(publish) => again.push(publish),
+                Packet::Ack { kind: PUBREL, id, .. } => released.push(id),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(again[0], Publish { dup: true, ..sent[0].clone() });
+        assert_eq!(again[1], Publish { dup: true, ..sent[1].clone() });
+        assert_eq!((&*again[2].payload, again[2].dup), (&b"new"[..], false));
+        assert_eq!(released, [sent[2].id]);
+        subscriber.send(&wire::ack(PUBCOMP, sent[2].id));
+        subscriber.nothing();
+        subscriber.disconnect();
+    }
+}
+
+/// A full queue of an absent subscriber is told: to the publisher or in the counters, and never by a silent gap (D36).
+#[test]
+fn a_full_queue_is_told() {
+    let broker = Setup::new().config("[session]\nmax_queued_messages = 10\n").start();
+    let mut absent = broker.connect(&Connect::v5("absent").persistent());
+    absent.subscribe("t", 1);
+    absent.disconnect();
+    let mut publisher = broker.v5("publisher");
+    let refused = (0..20u8).filter(|n| publisher.publish_code(&publish_of("t", [*n], 1)) >= 0x80).count();
+    publisher.publish("end", "x", 1);
+    let dropped = broker.status_number("queue_full");
+    let mut absent = broker.connect(&Connect::v5("absent").persistent());
+    assert!(absent.session_present());
+    let queued = 20 - usize::try_from(dropped).unwrap().max(refused);
+    assert_eq!(queued, 10, "{refused} refused, {dropped} dropped");
+    let got: BTreeSet<u8> = (0..queued).map(|_| absent.message().payload[0]).collect();
+    assert_eq!(got.len(), 10);
+    absent.nothing();
+    // The queue has room again, and after a refusal the id is free (D33).
+    publisher.publish("t", "again", 1);
+    publisher.publish("t", "again", 2);
+    assert_eq!([absent.text(), absent.text()], ["again", "again"]);
+}
+
+/// The subscriber's Receive Maximum bounds what is in flight to it [MQTT-3.3.4-9], [MQTT-4.9.0-1], [MQTT-4.9.0-2]; QoS 0 and PINGREQ pass
+/// [MQTT-3.3.4-10], [MQTT-4.9.0-3].
+#[test]
+fn the_receive_maximum_of_a_client_holds() {
+    let broker = Broker::start();
+    for persistent in [false, true] {
+        let connect = Connect::v5("subscriber").receive_maximum(2);
+        let mut subscriber = broker.connect(&if persistent { connect.persistent() } else { connect });
+        subscriber.subscribe("t", 2);
+        let mut publisher = broker.v5("publisher");
+        for n in 0..6u8 {
+            publisher.publish("t", [n], 1 + n % 2);
+        }
+        publisher.publish("t", "free", 0);
+        let mut in_flight: Vec<Publish> = Vec::new();
+        let mut seen = Vec::new();
+        while seen.len() < 7 {
+            match subscriber.try_receive(Duration::from_millis(300)) {
+                Ok(Packet::Publish(publish)) if publish.qos == 0 => seen.push(publish.payload),
+                Ok(Packet::Publish(publish)) => {
+                    seen.push(publish.payload.clone());
+                    in_flight.push(publish);
+                    assert!(in_flight.len() <= 2, "more in flight than the client takes");
+                }
+                Err(Lost::TimedOut) => {
+                    let publish = in_flight.remove(0);
+                    subscriber.ping();
+                    if publish.qos == 1 {
+                        subscriber.send(&wire::ack(PUBACK, publish.id));
+                    } else {
+                        subscriber.send(&wire::ack(PUBREC, publish.id));
+                        subscriber.acknowledged(PUBREL, publish.id);
+                        subscriber.send(&wire::ack(PUBCOMP, publish.id));
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let acknowledged: Vec<_> = seen.into_iter().filter(|payload| payload != b"free").collect();
+        assert_eq!(acknowledged, (0..6u8).map(|n| vec![n]).collect::<Vec<_>>());
+        subscriber.disconnect();
+    }
+}

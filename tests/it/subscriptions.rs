@@ -1,0 +1,449 @@
+//! Subscriptions: filters, options, shared ones, and the codes that answer them.
+
+use std::collections::BTreeMap;
+
+use crate::support::{
+    Broker, Client, Connect, Lost, PATIENCE, Setup, Value,
+    client::publish_of,
+    wire::{self, PUBACK, Packet, property},
+};
+
+/// What a filter matches (D61): by level, empty ones too; case counts, a mark of byte order is a character [MQTT-1.5.4-3], [MQTT-3.3.2-3],
+/// [MQTT-4.7.1-2], [MQTT-4.7.2-1], [MQTT-4.7.3-4].
+#[test]
+fn filters_match_by_level() {
+    let broker = Broker::start();
+    let topics = ["/", "/a", "a", "a/", "a/b", "a//b", "a/b/c", "A", "$a/b", "a b/\u{e4}", "a/b/", "\u{feff}a"];
+    let cases: [(&str, &[&str]); 14] = [
+        ("#", &["/", "/a", "a", "a/", "a/b", "a//b", "a/b/c", "A", "a b/\u{e4}", "a/b/", "\u{feff}a"]),
+        ("+", &["a", "A", "\u{feff}a"]),
+        ("+/+", &["/", "/a", "a/", "a/b", "a b/\u{e4}"]),
+        ("/+", &["/", "/a"]),
+        ("a/#", &["a", "a/", "a/b", "a//b", "a/b/c", "a/b/"]),
+        ("a/+", &["a/", "a/b"]),
+        ("a/+/b", &["a//b"]),
+        ("+/b/#", &["a/b", "a/b/c", "a/b/"]),
+        ("$a/#", &["$a/b"]),
+        ("+/b", &["a/b"]),
+        ("$a/+", &["$a/b"]),
+        ("A", &["A"]),
+        ("a b/+", &["a b/\u{e4}"]),
+        ("a/b/+", &["a/b/c", "a/b/"]),
+    ];
+    let mut publisher = broker.v5("publisher");
+    for (filter, expected) in cases {
+        let mut subscriber = broker.v4("subscriber");
+        subscriber.subscribe(filter, 0);
+        subscriber.subscribe("end", 0);
+        for topic in topics {
+            publisher.publish(topic, topic, 0);
+        }
+        publisher.publish("end", "\0end", 0);
+        let mut got = subscriber.texts_until("\0end");
+        got.retain(|topic| topic != "\0end");
+        assert_eq!(got, expected, "{filter}");
+        if filter == "#" {
+            subscriber.texts_until_none();
+        }
+    }
+}
+
+impl Client {
+    /// Takes what a filter of everything got beyond the end.
+    fn texts_until_none(&mut self) {
+        self.ping();
+        while self.try_receive(std::time::Duration::ZERO).is_ok() {}
+    }
+}
+
+/// Filters that are none end the connection: v5 0x8F in the SUBACK is right too (D56) [MQTT-4.7.1-1], [MQTT-4.7.3-1],
+/// [MQTT-4.7.3-2], [MQTT-4.8.2-1], [MQTT-4.8.2-2].
+#[test]
+fn malformed_filters_are_never_granted() {
+    let broker = Broker::start();
+    let shared = ["$share/g", "$share//t", "$share/+/t", "$share/#/t", "$share/g/", "$share/g#/t", "$share"];
+    let plain = ["", "a#", "#/a", "a+", "+a/b", "a/#/b", "a\0b"];
+    for filter in shared.iter().chain(&plain) {
+        for level in 4..=5 {
+            // Before v5 a shared subscription is an extension, and "$share" alone is a topic like another.
+            if *filter == "$share" || (level == 4 && shared.contains(filter)) {
+                continue;
+            }
+            let mut client = broker.connect(&Connect::new(level, "x"));
+            client.send(&wire::subscribe(level == 5, 1, &[], &[(filter, 0)]));
+            match client.try_receive(PATIENCE) {
+                Ok(Packet::SubAck { codes, .. }) => {
+                    assert_eq!(codes, [if level == 5 { 0x8f } else { 0x80 }], "{filter:?}")
+                }
+                Ok(Packet::Disconnect { code, .. }) => {
+                    assert!(matches!(code, 0x81 | 0x82 | 0x8f), "{filter:?}: {code:#x}")
+                }
+                Err(Lost::Closed) if level == 4 => {}
+                other => panic!("{filter:?}: {other:?}"),
+            }
+        }
+    }
+}
+
+/// Malformed SUBSCRIBE and UNSUBSCRIBE: closed, nothing of them applied, nothing left (D62, D63, D89) [MQTT-3.8.1-1], [MQTT-3.8.3-1],
+/// [MQTT-3.8.3-2], [MQTT-3.8.3-5], [MQTT-3.10.1-1], [MQTT-3.10.3-1], [MQTT-3.10.3-2].
+#[test]
+fn half_a_subscribe_is_none() {
+    let broker = Broker::start();
+    let mut cut_filter = wire::subscribe(true, 1, &[], &[("valid/#", 1)]);
+    cut_filter.extend_from_slice(&[0x00, 0x10, b'a']);
+    cut_filter[1] += 3;
+    let bad_options = wire::subscribe(true, 1, &[], &[("valid/#", 1), ("b", 0xc0)]);
+    let cases: [(&str, &[u8]); 12] = [
+        ("a filter that is no UTF-8", &[0x82, 0x08, 0, 1, 0, 0, 2, 0xc3, 0x28, 0]),
+        ("UNSUBSCRIBE from what is no UTF-8", &[0xa2, 0x07, 0, 1, 0, 0, 2, 0xc3, 0x28]),
+        ("UNSUBSCRIBE with wrong flags", &[0xa0, 0x06, 0, 1, 0, 0, 1, b'a']),
+        ("no filter", &[0x82, 0x03, 0, 1, 0]),
+        ("packet id 0", &[0x82, 0x07, 0, 0, 0, 0, 1, b'a', 0]),
+        ("a length beyond the end", &[0x82, 0x04, 0x00, 0x01, 0x00, 0x10]),
+        ("wrong flags", &[0x80, 0x07, 0, 1, 0, 0, 1, b'a', 0]),
+        ("a cut second filter", &cut_filter),
+        ("reserved bits in the second options", &bad_options),
+        ("QoS 3", &[0x82, 0x07, 0, 1, 0, 0, 1, b'a', 3]),
+        ("UNSUBSCRIBE without filter", &[0xa2, 0x03, 0, 1, 0]),
+        ("UNSUBSCRIBE with a cut filter", &[0xa2, 0x07, 0, 1, 0, 0, 9, b'a', b'b']),
+    ];
+    for _ in 0..20 {
+        for (name, bytes) in cases {
+            let mut client = broker.connect(&Connect::v5("x").persistent());
+            client.send(bytes);
+            assert!(matches!(client.closed(), Some(0x81 | 0x82)), "{name}");
+        }
+    }
+    broker.until_status("subscriptions", |count| count == 0);
+}
+
+/// SUBACK and UNSUBACK answer every filter in its place (D60) [MQTT-2.2.1-6], [MQTT-3.8.4-1], [MQTT-3.8.4-2], [MQTT-3.8.4-5],
+/// [MQTT-3.8.4-6], [MQTT-3.8.4-7], [MQTT-3.9.3-1], [MQTT-3.9.3-2], [MQTT-3.10.4-1], [MQTT-3.10.4-4], [MQTT-3.10.4-5], [MQTT-3.10.4-6],
+/// [MQTT-3.11.3-1], [MQTT-3.11.3-2].
+#[test]
+fn every_filter_is_answered_in_its_place() {
+    let broker = Broker::start();
+    let mut client = broker.v5("x");
+    let asked = [
+        ("a", 0),
+        ("b/+", 2),
+        ("c/#", 1),
+        ("a", 2),
+        ("$share/g/d", 1),
+        ("/", 0),
+        ("e", 2),
+        ("f", 1),
+        ("g", 0),
+        ("h", 2),
+    ];
+    let codes: Vec<u8> = asked.iter().map(|(_, qos)| *qos).collect();
+    assert_eq!(client.subscribe_all(&asked), codes);
+    assert_eq!(
+        client.unsubscribe(&["nothing", "a", "b/#", "$share/g/d", "$share/other/d", "h"]),
+        [0x11, 0, 0x11, 0, 0x11, 0]
+    );
+    let mut old = broker.v4("old");
+    old.subscribe("a", 1);
+    assert!(old.unsubscribe(&["a", "b"]).is_empty());
+}
+
+/// The same filter again replaces the first: one copy, with the new options (D59) [MQTT-3.8.4-3]; filters that overlap give one copy at the
+/// highest QoS before v5, and with the identifiers of all in v5 [MQTT-3.3.4-2], [MQTT-3.3.4-3], [MQTT-3.3.4-4], [MQTT-3.3.4-5].
+#[test]
+fn a_filter_counts_once() {
+    let broker = Broker::start();
+    let mut publisher = broker.v4("publisher");
+    for level in 4..=5 {
+        let mut client = broker.connect(&Connect::new(level, "subscriber"));
+        assert_eq!(client.subscribe_all(&[("t", 1), ("t", 2)]), [1, 2]);
+        publisher.publish("t", "x", 2);
+        assert_eq!(client.message().qos, 2);
+        client.subscribe("t", 0);
+        publisher.publish("t", "x", 2);
+        assert_eq!(client.message().qos, 0);
+        client.unsubscribe(&["t"]);
+        publisher.publish("t", "x", 2);
+        client.nothing();
+    }
+    let mut client = broker.v5("subscriber");
+    for (filter, qos, number) in [("a/+", 1, 7), ("a/#", 2, 9), ("a/b", 0, 0)] {
+        let properties = [(property::SUBSCRIPTION_ID, Value::Variable(number))];
+        assert_eq!(client.subscribe_with(&properties[..usize::from(number > 0)], &[(filter, qos)]), [qos]);
+    }
+    publisher.publish("a/b", "x", 2);
+    let mut copies = vec![client.message()];
+    client.ping();
+    while let Ok(Packet::Publish(publish)) = client.try_receive(std::time::Duration::ZERO) {
+        copies.push(publish);
+    }
+    assert_eq!(copies[0].qos.max(copies.last().unwrap().qos), 2, "the highest QoS that was granted");
+    let mut numbers: Vec<_> = copies.iter().flat_map(|copy| copy.properties.clone()).collect();
+    numbers.sort_by_key(|(_, value)| format!("{value:?}"));
+    assert_eq!(numbers, [7, 9].map(|n| (property::SUBSCRIPTION_ID, Value::Variable(n))));
+}
+
+/// No Local keeps a client's own messages from it at any QoS, and its will; others' come (D58) [MQTT-3.8.3-3]. With a shared subscription it
+/// is an error (D57) [MQTT-3.8.3-4].
+#[test]
+fn no_local_keeps_own_messages_away() {
+    let broker = Broker::start();
+    let mut client = broker.v5("x");
+    client.subscribe("t", 2 | 4);
+    let mut other = broker.v5("other");
+    for qos in 0..3 {
+        client.publish("t", "own", qos);
+        other.publish("t", "theirs", qos);
+        assert_eq!(client.text(), "theirs");
+    }
+    client.nothing();
+    client.send(&wire::subscribe(true, 9, &[], &[("$share/g/t", 4)]));
+    assert_eq!(client.closed(), Some(0x82));
+}
+
+/// Subscription Identifiers of every length come back exactly (D75); 0 is an error (3.8.2.1.2).
+#[test]
+fn subscription_identifiers_come_back() {
+    let broker = Broker::start();
+    let mut publisher = broker.v4("publisher");
+    let numbers = [1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 268_435_455];
+    for persistent in [false, true] {
+        let connect = Connect::v5("subscriber");
+        let mut client = broker.connect(&if persistent { connect.persistent() } else { connect });
+        for number in numbers {
+            let properties = [(property::SUBSCRIPTION_ID, Value::Variable(number))];
+            assert_eq!(client.subscribe_with(&properties, &[("t", 1)]), [1]);
+            publisher.publish("t", "x", 1);
+            assert_eq!(client.message().properties, properties);
+        }
+        client.disconnect();
+    }
+    let mut client = broker.v5("x");
+    client.send(&wire::subscribe(true, 1, &[(property::SUBSCRIPTION_ID, Value::Variable(0))], &[("t", 0)]));
+    assert_eq!(client.closed(), Some(0x82));
+}
+
+/// Too many filters of one client are answered with 0x97, one by one, and memory stays (D64).
+#[test]
+fn the_limit_of_subscriptions_holds() {
+    let broker = Setup::new().config("[session]\nmax_subscriptions = 100\n").start();
+    let names: Vec<String> = (0..110).map(|n| format!("filter/{n}/+")).collect();
+    for (level, refusal) in [(4, 0x80), (5, 0x97)] {
+        let mut client = broker.connect(&Connect::new(level, "x"));
+        let filters: Vec<(&str, u8)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+        let codes = client.subscribe_all(&filters);
+        assert_eq!(codes.iter().filter(|code| **code == 1).count(), 100);
+        assert!(codes[100..].iter().all(|code| *code == refusal), "{codes:02x?}");
+        // One that exists may be renewed, and one that is given up makes room.
+        assert_eq!(client.subscribe_all(&[("filter/0/+", 2)]), [2]);
+        client.unsubscribe(&["filter/0/+"]);
+        assert_eq!(client.subscribe_all(&[("filter/109/+", 1)]), [1]);
+        assert_eq!(broker.status_number("subscriptions"), 100);
+        client.disconnect();
+    }
+    broker.until_status("subscriptions", |count| count == 0);
+}
+
+fn member(broker: &Broker, id: &str, filter: &str) -> Client {
+    let mut client = broker.connect(&Connect::v5(id).persistent());
+    client.subscribe(filter, 2);
+    client
+}
+
+/// Takes what is there for each member until `count` messages came; gives how many each got.
+fn shares(members: &mut [&mut Client], count: usize) -> Vec<usize> {
+    let mut got = vec![0; members.len()];
+    let mut seen = BTreeMap::new();
+    crate::support::eventually("all messages of the group", || {
+        for (i, member) in members.iter_mut().enumerate() {
+            while let Ok(Packet::Publish(publish)) = member.try_receive(std::time::Duration::from_millis(20)) {
+                member.send(&wire::ack(PUBACK, publish.id));
+                assert_eq!(seen.insert(publish.payload.clone(), i), None, "a message twice");
+                got[i] += 1;
+            }
+        }
+        (seen.len() >= count).then_some(())
+    });
+    got
+}
+
+/// A shared group gives each message to one member, and to all of them some; groups do not share with one another, nor with plain
+/// subscriptions (4.8.2).
+#[test]
+fn a_shared_group_divides_its_messages() {
+    let broker = Broker::start();
+    for persistent in [false, true] {
+        let connect = |id: &str| {
+            let connect = Connect::v5(id);
+            broker.connect(&if persistent { connect.persistent() } else { connect })
+        };
+        let (mut a, mut b, mut other, mut plain) = (connect("a"), connect("b"), connect("other"), connect("plain"));
+        a.subscribe("$share/g/t/#", 1);
+        b.subscribe("$share/g/t/#", 1);
+        other.subscribe("$share/h/t/#", 1);
+        plain.subscribe("t/#", 1);
+        let mut publisher = broker.v4("publisher");
+        (0..100u8).for_each(|n| publisher.publish("t/x", [n], 1));
+        let got = shares(&mut [&mut a, &mut b], 100);
+        assert!(got.iter().all(|count| *count >= 20), "{got:?}");
+        assert_eq!(shares(&mut [&mut other], 100), [100]);
+        assert_eq!(shares(&mut [&mut plain], 100), [100]);
+        [a, b, other, plain].into_iter().for_each(|client| {
+            client.disconnect_with(0, &[(property::SESSION_EXPIRY, Value::Four(0))][..usize::from(persistent)]);
+        });
+    }
+}
+
+/// A member that left gets nothing more: what comes goes to those that are there (D65, D67); when all are gone, it waits for one.
+#[test]
+fn a_shared_group_serves_those_that_are_there() {
+    let broker = Broker::start();
+    let mut a = member(&broker, "a", "$share/g/t");
+    let b = member(&broker, "b", "$share/g/t");
+    let mut publisher = broker.v4("publisher");
+    b.disconnect();
+    (0..100u8).for_each(|n| publisher.publish("t", [n], 1));
+    assert_eq!(shares(&mut [&mut a], 100), [100]);
+    a.disconnect();
+    (0..50u8).for_each(|n| publisher.publish("t", [n], 1));
+    let mut b = broker.connect(&Connect::v5("b").persistent());
+    assert!(b.session_present());
+    assert_eq!(shares(&mut [&mut b], 50), [50]);
+    let mut a = broker.connect(&Connect::v5("a").persistent());
+    a.nothing();
+    a.unsubscribe(&["$share/g/t"]);
+    (0..10u8).for_each(|n| publisher.publish("t", [n], 1));
+    assert_eq!(shares(&mut [&mut b], 10), [10]);
+    a.nothing();
+}
+
+/// QoS 1 in flight to a member that leaves goes to another one; QoS 2 in flight only ever to the same client [MQTT-4.8.2-4], and to nobody
+/// when its session ends [MQTT-4.8.2-5].
+#[test]
+fn what_a_leaving_member_holds_is_not_lost() {
+    let broker = Broker::start();
+    for qos in 1..=2 {
+        let (first, second) = (format!("first-{qos}"), format!("second-{qos}"));
+        let topic = format!("t/{qos}");
+        let mut a = member(&broker, &first, &format!("$share/g/{topic}"));
+        let mut publisher = broker.v4("publisher");
+        publisher.publish(&topic, "held", qos);
+        let held = a.delivery();
+        let mut b = member(&broker, &second, &format!("$share/g/{topic}"));
+        a.cut();
+        if qos == 1 {
+            assert_eq!(b.text(), "held");
+        }
+        b.nothing();
+        let mut a = broker.connect(&Connect::v5(&first).persistent());
+        if qos == 2 {
+            let again = a.delivery();
+            assert_eq!((again.dup, again.id, &*again.payload), (true, held.id, &b"held"[..]));
+            a.send(&wire::ack(wire::PUBREC, again.id));
+            a.acknowledged(wire::PUBREL, again.id);
+            a.send(&wire::ack(wire::PUBCOMP, again.id));
+        }
+        a.nothing();
+    }
+    let mut a = member(&broker, "ending", "$share/g/end");
+    let mut publisher = broker.v4("publisher");
+    publisher.publish("end", "held", 2);
+    a.delivery();
+    let mut b = member(&broker, "staying", "$share/g/end");
+    a.send(&wire::disconnect(0, &[(property::SESSION_EXPIRY, Value::Four(0))]));
+    a.closed();
+    publisher.publish("end", "next", 2);
+    assert_eq!(b.text(), "next");
+    b.nothing();
+}
+
+/// A message that a member refuses is not offered to another one, nor to it again (D66) [MQTT-4.8.2-6], [MQTT-4.4.0-2].
+#[test]
+fn a_refused_message_is_not_passed_on() {
+    let broker = Broker::start();
+    let mut a = member(&broker, "a", "$share/g/t");
+    let mut publisher = broker.v4("publisher");
+    publisher.publish("t", "refused", 1);
+    let refused = a.delivery();
+    let mut b = member(&broker, "b", "$share/g/t");
+    a.send(&wire::ack_with(PUBACK, refused.id, 0x80));
+    a.ping();
+    a.disconnect();
+    b.nothing();
+    let mut a = broker.connect(&Connect::v5("a").persistent());
+    a.nothing();
+}
+
+/// Ten thousand filters with wildcards at every level, and a match stays quick (D93).
+#[test]
+fn many_wildcards_match_in_bounded_time() {
+    let broker = Broker::start();
+    let mut client = broker.v4("wild");
+    let mut random = crate::support::Random::seeded("many_wildcards_match_in_bounded_time");
+    let filters: Vec<String> = (0..9_000)
+        .map(|_| {
+            let level = |random: &mut crate::support::Random| ["+", "a", "b"][random.below(3) as usize];
+            (0..8).map(|_| level(&mut random)).collect::<Vec<_>>().join("/")
+        })
+        .collect();
+    for chunk in filters.chunks(1_000) {
+        let asked: Vec<(&str, u8)> = chunk.iter().map(|filter| (filter.as_str(), 0)).collect();
+        assert!(client.subscribe_all(&asked).iter().all(|code| *code == 0));
+    }
+    client.subscribe("answer", 0);
+    let mut publisher = broker.v5("publisher");
+    let began = std::time::Instant::now();
+    let rounds = 20;
+    for _ in 0..rounds {
+        publisher.publish_code(&publish_of("a/b/a/b/a/b/a/b", "x", 1));
+    }
+    let each = began.elapsed() / rounds;
+    // A debug build on a busy machine; a release build is some ten times as fast.
+    assert!(each.as_millis() < 500, "{each:?} for one match");
+}
+
+/// Three clients with different QoS: each gets its own, in a shared group too [MQTT-3.8.4-8], [MQTT-4.8.2-3].
+#[test]
+fn each_subscriber_has_its_qos() {
+    let broker = Broker::start();
+    let mut subscribers: Vec<Client> = (0..3)
+        .map(|qos| {
+            let mut client = broker.v5(&format!("qos-{qos}"));
+            client.subscribe("t", qos);
+            client
+        })
+        .collect();
+    broker.v4("publisher").publish("t", "x", 2);
+    for (qos, subscriber) in subscribers.iter_mut().enumerate() {
+        let message = subscriber.message();
+        assert_eq!((message.qos, message.id > 0), (qos as u8, qos > 0));
+    }
+    for qos in 0..3 {
+        let mut member = broker.v5("member");
+        member.subscribe("$share/g/shared", qos);
+        broker.v4("publisher").publish("shared", "x", 2);
+        assert_eq!(member.message().qos, qos);
+        member.disconnect();
+    }
+}
+
+/// After UNSUBACK nothing new comes [MQTT-3.10.4-2]; what was on its way is completed [MQTT-3.10.4-3].
+#[test]
+fn an_unsubscribe_completes_what_is_in_flight() {
+    let broker = Broker::start();
+    for persistent in [false, true] {
+        let connect = Connect::v5("subscriber").receive_maximum(1);
+        let mut subscriber = broker.connect(&if persistent { connect.persistent() } else { connect });
+        subscriber.subscribe("t", 2);
+        let mut publisher = broker.v4("publisher");
+        publisher.publish("t", "in flight", 2);
+        let in_flight = subscriber.delivery();
+        assert_eq!(subscriber.unsubscribe(&["t"]), [0]);
+        publisher.publish("t", "too late", 2);
+        subscriber.send(&wire::ack(wire::PUBREC, in_flight.id));
+        assert_eq!(subscriber.acknowledged(wire::PUBREL, in_flight.id), 0);
+        subscriber.send(&wire::ack(wire::PUBCOMP, in_flight.id));
+        subscriber.nothing();
+        subscriber.disconnect();
+    }
+}
