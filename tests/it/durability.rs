@@ -2,7 +2,9 @@
 
 use crate::support::{
     Broker, Connect, Packet, Setup, Value, Will,
-    client::publish_of,
+    broker::find,
+    client::{Client, publish_of},
+    eventually,
     wire::{self, PUBACK, PUBCOMP, PUBREC, PUBREL, Publish, property},
 };
 
@@ -214,6 +216,58 @@ fn wills_survive() {
         client.try_receive(std::time::Duration::from_secs(4)).is_err(),
         "neither the polite one nor the one that came back"
     );
+}
+
+/// A full disk refuses what it cannot keep, and nothing else; with space comes everything back, without a restart (D117).
+#[test]
+fn a_full_disk_is_told_and_forgotten() {
+    let broker = Setup::new().small_disk(96).start();
+    let sleeper = Connect::v5("sleeper").persistent();
+    let mut client = broker.connect(&sleeper);
+    client.subscribe("kept/#", 1);
+    client.disconnect();
+    let ballast = broker.data_dir().join("ballast");
+    let mut listener = broker.v4("listener");
+    listener.subscribe("passing", 0);
+    let mut publisher = broker.v5("publisher");
+    let mut acknowledged = Vec::new();
+    let mut publish = |publisher: &mut Client, number: u32| {
+        let mut payload = vec![0x5a; 60_000];
+        payload[..4].copy_from_slice(&number.to_be_bytes());
+        let code = publisher.publish_code(&publish_of("kept/a", payload, 1));
+        if code < 0x80 {
+            acknowledged.push(number);
+        }
+        code
+    };
+    assert!(publish(&mut publisher, 0) < 0x80);
+    fill(&ballast);
+    let refused = (1..200).find(|number| publish(&mut publisher, *number) >= 0x80).expect("a full disk");
+    publisher.publish("passing", "all the same", 0);
+    assert_eq!(listener.text(), "all the same");
+    assert_eq!(broker.refused(&sleeper), 0x88, "nobody is let in to what cannot be kept");
+    assert_eq!(find(&broker.status(), "healthy"), Some(&serde_json::Value::Bool(false)));
+    std::fs::remove_file(&ballast).unwrap();
+    eventually("a store that works again", || {
+        (find(&broker.status(), "healthy") == Some(&serde_json::Value::Bool(true))).then_some(())
+    });
+    assert!(publish(&mut publisher, refused + 1) < 0x80);
+    let mut client = broker.connect(&sleeper);
+    assert!(client.session_present());
+    for number in acknowledged {
+        let got = client.message().payload;
+        let got = u32::from_be_bytes(got[..4].try_into().unwrap());
+        assert_eq!(got, number, "acknowledged, in order");
+    }
+    client.nothing();
+}
+
+/// Takes all the space that is left.
+fn fill(path: &std::path::Path) {
+    use std::io::Write;
+    let mut file = std::fs::File::create(path).unwrap();
+    let block = vec![0x55; 64 * 1024];
+    while file.write_all(&block).is_ok() {}
 }
 
 /// The log of a shared group survives with what its members hold: QoS 1 goes to whoever is there.

@@ -34,6 +34,8 @@ pub struct Setup {
     log_format: &'static str,
     /// Those of its configuration file.
     listeners: usize,
+    /// The data directory is a file system of its own, of so many MiB.
+    disk_mib: Option<u32>,
 }
 
 impl Setup {
@@ -46,6 +48,7 @@ impl Setup {
             durability: DURABILITY,
             log_format: "json",
             listeners: 0,
+            disk_mib: None,
         }
     }
 
@@ -76,6 +79,13 @@ impl Setup {
         let path = self.file("pinnace.toml", toml);
         self.args.extend(["--config".into(), path.into()]);
         self.listeners = toml.matches("[[listener]]").count();
+        self
+    }
+
+    /// With its data on a file system of `mib` MiB, in a mount namespace of the broker's own.
+    pub fn small_disk(mut self, mib: u32) -> Self {
+        std::fs::create_dir(self.data_dir()).unwrap();
+        self.disk_mib = Some(mib);
         self
     }
 
@@ -118,7 +128,10 @@ impl Setup {
     }
 
     fn command(&self) -> Command {
-        let mut command = pinnace();
+        let mut command = match self.disk_mib {
+            None => pinnace(),
+            Some(mib) => on_a_disk_of(mib, &self.data_dir()),
+        };
         command.arg("serve").arg("--data-dir").arg(self.data_dir());
         command.args(["--durability", self.durability, "--log-format", self.log_format]);
         if self.listeners == 0 {
@@ -144,6 +157,15 @@ pub fn pinnace() -> Command {
         }
     }
     command.env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET");
+    command
+}
+
+/// The program behind a mount of its own; its process is the one that is started.
+fn on_a_disk_of(mib: u32, dir: &Path) -> Command {
+    let mount = format!("mount -t tmpfs -o size={mib}m tmpfs \"$0\" && exec \"$@\"");
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &mount]);
+    command.arg(dir).arg(env!("CARGO_BIN_EXE_pinnace"));
     command
 }
 
@@ -213,9 +235,15 @@ impl Broker {
         self.setup.dir()
     }
 
-    /// The data directory.
+    /// The data directory, as this process sees it.
     pub fn data_dir(&self) -> PathBuf {
-        self.setup.data_dir()
+        let dir = self.setup.data_dir();
+        match (self.setup.disk_mib, dir.strip_prefix("/")) {
+            (Some(_), Ok(inside)) => {
+                Path::new("/proc").join(self.pid().as_raw_nonzero().to_string()).join("root").join(inside)
+            }
+            _ => dir,
+        }
     }
 
     /// Writes a file beside the data directory.
