@@ -10,7 +10,11 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use parking_lot::Mutex;
+use rustix::{
+    fs::{FlockOperation, flock},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
 use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::{
@@ -41,6 +45,12 @@ pub enum Error {
         path: PathBuf,
         /// The cause.
         source: io::Error,
+    },
+    /// Another broker runs on it.
+    #[error("{}: in use by another pinnace; stop it, or name another data directory by --data-dir", path.display())]
+    InUse {
+        /// Which.
+        path: PathBuf,
     },
     /// The store does not open.
     #[error(transparent)]
@@ -87,6 +97,7 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     let started_at = clock::now();
     let max_connections = raise_descriptor_limit();
     make_data_dir(&data_dir)?;
+    let _held_until_the_end = lock_data_dir(&data_dir)?;
     let store = Arc::new(Store::open(&data_dir, &config.storage)?);
     let auth = Auth::load(&config.auth)?;
     say_what_is_allowed(&config);
@@ -194,18 +205,22 @@ fn control(broker: &Arc<Broker>, listeners: &Arc<[Arc<Shared>]>, stop: &Arc<Noti
     }
 }
 
-/// Reads ACL, passwords and TLS files again. A bad file changes nothing.
+/// Reads ACL, passwords and TLS files again: all of them, then puts them in force. A bad file changes nothing.
 fn reload(broker: &Broker, listeners: &[Arc<Shared>]) -> Result<(), Vec<String>> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock();
     let mut errors = Vec::new();
-    if let Err(faults) = broker.auth.reload() {
-        errors.extend(faults.iter().map(ToString::to_string));
-    }
+    let rules = broker.auth.read().map_err(|faults| errors.extend(faults.iter().map(ToString::to_string)));
+    let mut tls = Vec::new();
     for listener in listeners {
-        if let Err(error) = listener.reload() {
-            errors.push(error.to_string());
+        match listener.read_tls() {
+            Ok(read) => tls.push((listener, read)),
+            Err(error) => errors.push(error.to_string()),
         }
     }
-    if errors.is_empty() {
+    if let (Ok(rules), true) = (rules, errors.is_empty()) {
+        tls.into_iter().for_each(|(listener, read)| listener.install(read));
+        broker.auth.install(rules);
         broker.registry.raise_all(Signal::RULES);
         tracing::info!("reloaded");
         return Ok(());
@@ -316,6 +331,17 @@ fn make_data_dir(path: &Path) -> Result<(), Error> {
         .mode(0o700)
         .create(path)
         .map_err(|source| Error::DataDir { path: path.to_owned(), source })
+}
+
+/// One broker per data directory, whatever its durability: the control socket is there too. The lock goes with the process.
+fn lock_data_dir(path: &Path) -> Result<fs::File, Error> {
+    let failed = |source: io::Error| Error::DataDir { path: path.to_owned(), source };
+    let file = fs::File::create(path.join("lock")).map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::InUse { path: path.to_owned() }),
+        Err(error) => Err(failed(error.into())),
+    }
 }
 
 fn say_what_is_allowed(config: &Config) {

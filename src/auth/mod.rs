@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::mqtt::{TopicFilter, TopicName};
@@ -50,7 +49,6 @@ pub struct Auth {
     config: Config,
     rules: ArcSwap<Rules>,
     generation: AtomicU64,
-    reloading: Mutex<()>,
 }
 
 impl Auth {
@@ -60,12 +58,7 @@ impl Auth {
     /// The first fault of a file. Nobody is let in by a file that is only partly right.
     pub fn load(config: &Config) -> Result<Self, FileError> {
         let rules = Rules::load(config).map_err(|(first, _)| first)?;
-        Ok(Self {
-            config: config.clone(),
-            rules: ArcSwap::from_pointee(rules),
-            generation: AtomicU64::new(1),
-            reloading: Mutex::new(()),
-        })
+        Ok(Self { config: config.clone(), rules: ArcSwap::from_pointee(rules), generation: AtomicU64::new(1) })
     }
 
     /// Reads the files again and puts their rules in force, all at once.
@@ -73,13 +66,23 @@ impl Auth {
     /// # Errors
     /// The fault of each file that is not right. The old rules then stay in force, those of a right file too.
     pub fn reload(&self) -> Result<(), Vec<FileError>> {
-        let _one_at_a_time = self.reloading.lock();
-        let rules =
-            Rules::load(&self.config).map_err(|(first, others)| iter::once(first).chain(others).collect::<Vec<_>>())?;
+        self.install(self.read()?);
+        Ok(())
+    }
+
+    /// Reads the files again. Nothing changes until [`Auth::install`].
+    ///
+    /// # Errors
+    /// The fault of each file that is not right.
+    pub fn read(&self) -> Result<Rules, Vec<FileError>> {
+        Rules::load(&self.config).map_err(|(first, others)| iter::once(first).chain(others).collect())
+    }
+
+    /// Puts `rules` in force, all at once.
+    pub fn install(&self, rules: Rules) {
         self.rules.store(Arc::new(rules));
         // After the rules: who sees the new number sees the new rules.
         self.generation.fetch_add(1, Ordering::Release);
-        Ok(())
     }
 
     /// The ACL file, where one is configured.

@@ -48,8 +48,11 @@ pub(super) struct Connection {
     /// Packets and deliveries since the connection last rested.
     handled: usize,
     reader: Reader,
-    /// The generation of the rules under which all mail so far was put.
+    /// The generation of the rules that what waits here was judged by.
     rules: u64,
+    /// They changed a short while ago, at that time.
+    judging: bool,
+    rules_since: Timestamp,
     deadline: Option<Pin<Box<Sleep>>>,
     /// The Keep Alive has run out; one more look at the stream is due.
     overdue: bool,
@@ -100,6 +103,8 @@ impl Connection {
             handled: 0,
             reader: Reader::Closed,
             rules,
+            judging: false,
+            rules_since: Timestamp::default(),
             deadline: None,
             overdue: false,
             paused: false,
@@ -359,6 +364,7 @@ impl Connection {
 
     /// Deliveries go to the outbox while it is below its bound: first retained messages, then the mailbox, then the log.
     fn deliver(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<(), Ended> {
+        self.follow_rules(now);
         while self.outbox.len() < OUTBOX_MAX {
             if let Some((gate, _)) = self.replay.front() {
                 let left = self.owner.client.as_ref().is_some_and(|client| client.session.has_left(*gate));
@@ -435,15 +441,39 @@ impl Connection {
             return false;
         }
         self.handled += self.mail.len();
-        let rules = self.broker.auth.generation();
-        if rules != self.rules {
-            // It may have been put under older rules.
-            for delivery in std::mem::take(&mut self.mail) {
-                keep_if_allowed(&self.broker, client, &mut self.turn, &mut self.mail, delivery);
-            }
-            self.rules = rules;
+        if self.judging {
+            self.judge();
         }
         true
+    }
+
+    /// New rules hold for what waits here already, and for what publishers put for a while: their turn may have begun under the old ones.
+    fn follow_rules(&mut self, now: Timestamp) {
+        let rules = self.broker.auth.generation();
+        if rules != self.rules {
+            self.rules = rules;
+            self.judging = true;
+            self.rules_since = now;
+            self.judge();
+        } else if self.judging && now.millis_since(self.rules_since) > JUDGING_MILLIS {
+            self.judging = false;
+        }
+    }
+
+    /// Drops what the client may not receive any more of what is not sent yet.
+    fn judge(&mut self) {
+        let Some(client) = &mut self.owner.client else { return };
+        let mail = std::mem::take(&mut self.mail);
+        for delivery in mail.into_iter().skip(std::mem::take(&mut self.sent)) {
+            keep_if_allowed(&self.broker, client, &mut self.turn, &mut self.mail, delivery);
+        }
+        for (gate, delivery) in std::mem::take(&mut self.replay) {
+            if self.broker.may_receive(client, &delivery.message.topic) {
+                self.replay.push_back((gate, delivery));
+            } else {
+                self.turn.counts.dropped(DropReason::AclDenied);
+            }
+        }
     }
 
     /// Reads on in the session's log. `true` where something came.
@@ -641,5 +671,7 @@ const OUTBOX_CONTROL_MAX: usize = OUTBOX_MAX + 64 * 1024;
 const REPLIES_MAX: usize = 8192;
 const SLICES_PER_WRITE: usize = 32;
 const LAST_LOOK_MILLIS: u64 = 100;
+/// How long after a change of the rules a message may still come that was routed under the old ones.
+const JUDGING_MILLIS: u64 = 10_000;
 const CLOSE_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
 const SUNK_MAX: usize = 1 << 20;

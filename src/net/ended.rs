@@ -37,7 +37,7 @@ pub enum Ended {
     /// The store failed.
     #[error("the store failed")]
     StoreFailed,
-    /// The client does not read what it is sent.
+    /// The session's log cannot be read.
     #[error("the client's log cannot be read: {0}")]
     LogUnreadable(String),
 }

@@ -63,8 +63,13 @@ pub struct Shared {
     pub(super) verifying: Arc<Semaphore>,
     tls: Option<TlsConfig>,
     max_connections: u32,
+    /// The limit of the process, for all listeners together.
+    max_of_process: u32,
     open: AtomicU32,
 }
+
+/// TLS files that were read and are not in force yet.
+pub struct NewTls(TlsAcceptor);
 
 /// A listening socket.
 #[derive(Debug)]
@@ -89,8 +94,6 @@ impl Listener {
         let acceptor = acceptor.map_err(|source| ListenerError::Tls { address, source })?;
         let socket = listen(address).map_err(|source| ListenerError::Bind { address, source })?;
         let address = socket.local_addr().unwrap_or(address);
-        let most =
-            if config.max_connections == 0 { max_connections } else { config.max_connections.min(max_connections) };
         let shared = Arc::new(Shared {
             address,
             broker,
@@ -98,7 +101,8 @@ impl Listener {
             allow_anonymous: config.allows_anonymous(),
             verifying,
             tls: config.tls.clone(),
-            max_connections: most,
+            max_connections: if config.max_connections == 0 { u32::MAX } else { config.max_connections },
+            max_of_process: max_connections,
             open: AtomicU32::new(0),
         });
         Ok(Self { socket, shared })
@@ -128,10 +132,12 @@ impl Listener {
         let shared = self.shared.clone();
         let metrics = &shared.broker.metrics;
         metrics.add(&mut crate::metrics::Counts { connections_accepted: 1, ..Default::default() });
-        if shared.open.fetch_add(1, Ordering::AcqRel) >= shared.max_connections {
+        let full = metrics.connections_open.get() >= u64::from(shared.max_of_process);
+        if shared.open.fetch_add(1, Ordering::AcqRel) >= shared.max_connections || full {
             shared.open.fetch_sub(1, Ordering::AcqRel);
             metrics.add(&mut crate::metrics::Counts { connections_refused: 1, ..Default::default() });
-            tracing::warn!(%peer, listener = %shared.address, limit = shared.max_connections, "connection refused: the limit is reached");
+            let limit = shared.max_connections.min(shared.max_of_process);
+            tracing::warn!(%peer, listener = %shared.address, limit, "connection refused: the limit is reached");
             return;
         }
         metrics.connections_open.increment();
@@ -162,6 +168,7 @@ impl Shared {
             allow_anonymous: true,
             verifying: Arc::new(Semaphore::new(1)),
             tls: None,
+            max_of_process: u32::MAX,
             max_connections: u32::MAX,
             open: AtomicU32::new(0),
         })
@@ -173,15 +180,19 @@ impl Shared {
         handshake::serve(Transport::Memory(stream), self.address, self).await;
     }
 
-    /// Reads the TLS files again, for new handshakes.
+    /// Reads the TLS files again. Nothing changes until [`Shared::install`].
     ///
     /// # Errors
-    /// The file that is not usable; the old ones stay in force.
-    pub fn reload(&self) -> Result<(), TlsError> {
-        if let Some(config) = &self.tls {
-            self.acceptor.store(Some(Arc::new(tls::acceptor(config)?)));
+    /// The file that is not usable.
+    pub fn read_tls(&self) -> Result<Option<NewTls>, TlsError> {
+        self.tls.as_ref().map(|config| tls::acceptor(config).map(NewTls)).transpose()
+    }
+
+    /// New handshakes use what was read; connections go on.
+    pub fn install(&self, tls: Option<NewTls>) {
+        if let Some(NewTls(acceptor)) = tls {
+            self.acceptor.store(Some(Arc::new(acceptor)));
         }
-        Ok(())
     }
 
     /// Whether it speaks TLS.

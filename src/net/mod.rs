@@ -11,5 +11,5 @@ mod tls;
 mod transport;
 
 pub use config::{ListenerConfig, TlsConfig};
-pub use listener::{Listener, ListenerError, Shared};
+pub use listener::{Listener, ListenerError, NewTls, Shared};
 pub use tls::TlsError;

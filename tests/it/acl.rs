@@ -5,7 +5,7 @@ use crate::{
     support::{
         Broker, Client, Connect, Setup, Value, Will,
         client::publish_of,
-        wire::{self, PUBCOMP, PUBREC, PUBREL, Publish, property},
+        wire::{self, PUBACK, PUBCOMP, PUBREC, PUBREL, Publish, property},
     },
 };
 
@@ -268,6 +268,32 @@ fn a_queue_does_not_outlive_a_right() {
     drop(ann);
     let mut ann = broker.connect(&connect);
     ann.nothing();
+}
+
+/// A right that is lost takes what already waits for the client's window, with or without a log; what is in flight is completed.
+#[test]
+fn what_waits_for_the_window_does_not_outlive_a_right() {
+    for persistent in [false, true] {
+        let broker = with_rules("user ann\ntopic read t/#\n");
+        let mut connect = login(Connect::v5("device"), "ann").receive_maximum(1);
+        if persistent {
+            connect = connect.persistent();
+        }
+        let mut ann = broker.connect(&connect);
+        ann.subscribe("t/#", 1);
+        let mut all = user(&broker, "all");
+        for topic in ["t/a", "t/a", "t/b", "t/a"] {
+            all.publish(topic, topic, 1);
+        }
+        let first = ann.delivery();
+        assert_eq!(first.topic, "t/a");
+        ann.ping();
+        broker.file("acl", "user all\ntopic #\nuser ann\ntopic read t/b\n");
+        broker.reload();
+        ann.send(&wire::ack(PUBACK, first.id));
+        assert_eq!(ann.text(), "t/b");
+        ann.nothing();
+    }
 }
 
 /// Carriage returns, tabs, blanks at the end and a byte order mark change nothing (D105, D143).

@@ -72,6 +72,28 @@ fn a_reload_tells_its_outcome() {
     assert!(ask(&broker, "reload").status.success());
 }
 
+/// A reload is one step: a wrong file among right ones leaves all as it was.
+#[test]
+fn a_reload_is_whole_or_nothing() {
+    let setup = Setup::new();
+    let certs = setup.dir().join("certs");
+    assert!(broker::run(["certs", "demo", certs.to_str().unwrap()]).status.success());
+    setup.file("acl", "topic #\n");
+    let tls = "address = \"127.0.0.1:0\"\n[listener.tls]\ncertificate = \"certs/server.pem\"\nkey = \"certs/server.key\"\n";
+    let plain = "[[listener]]\naddress = \"127.0.0.1:0\"\n";
+    let config = format!("{plain}[[listener]]\nallow_anonymous = true\n{tls}[auth]\nacl_file = \"acl\"\n");
+    let broker = setup.config(&config).start();
+    broker.file("acl", "topic deny #\n");
+    broker.file("certs/server.key", "no key\n");
+    let output = ask(&broker, "reload");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("server.key"), "{output:?}");
+    let mut client = broker.v4("client");
+    client.subscribe("t", 0);
+    client.publish("t", "as before", 0);
+    assert_eq!(client.text(), "as before");
+}
+
 /// SIGTERM, SIGINT and `pinnace drain` end the broker in order: v5 clients hear 0x8B, sessions are parked, exit code 0 (D122).
 #[test]
 fn an_orderly_end_tells_everybody() {
@@ -119,9 +141,10 @@ fn a_second_instance_is_refused() {
     let output = Setup::new().config(&format!("[[listener]]\naddress = \"{}\"\n", broker.address())).refused();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.contains(&broker.address().to_string()), "{said}");
-    if cfg!(feature = "rocksdb") {
+    for durability in ["memory", broker::DURABILITY] {
         let mut command = broker::pinnace();
-        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(broker.data_dir());
+        command.args(["serve", "--listen", "127.0.0.1:0", "--durability", durability, "--data-dir"]);
+        command.arg(broker.data_dir());
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("in use"), "{said}");
