@@ -100,11 +100,11 @@ impl Groups {
         self.by_id.get(&id).map(|group| group.clone())
     }
 
-    fn by_filter(&self, filter: &Filter) -> Option<Arc<Group>> {
+    pub(super) fn by_filter(&self, filter: &Filter) -> Option<Arc<Group>> {
         self.by_filter.lock().get(filter).cloned()
     }
 
-    fn all(&self) -> Vec<Arc<Group>> {
+    pub(super) fn all(&self) -> Vec<Arc<Group>> {
         self.by_id.iter().map(|group| group.clone()).collect()
     }
 }
@@ -216,6 +216,11 @@ impl Group {
     /// Whether `session` still holds the lease of `seq`.
     pub fn is_leased_to(&self, seq: u64, session: u64) -> bool {
         self.state.lock().leased.get(&seq).is_some_and(|(holder, _)| *holder == session)
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_member(&self, session: u64) -> bool {
+        self.state.lock().member(session).is_some()
     }
 
     fn pump(self: &Arc<Self>, broker: &Broker, state: &mut State, turn: &mut Turn, now: Timestamp) {

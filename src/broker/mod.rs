@@ -10,6 +10,8 @@ mod registry;
 mod retained;
 mod subscribe;
 mod sweep;
+#[cfg(test)]
+mod tests;
 mod will;
 
 use std::{

@@ -2,7 +2,7 @@
 //!
 //! Must not know what the broker does for a request.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use crate::mqtt::{
     Outbox, Packet, PacketId, QoS, ReasonCode, TopicName, Version,
@@ -68,10 +68,11 @@ const UNNUMBERED: u64 = u64::MAX;
 
 #[derive(Debug, Default)]
 pub(super) struct Inbound {
-    /// QoS 2 ids whose PUBREL has not come [MQTT-4.3.3-10].
-    received: HashSet<PacketId, foldhash::fast::RandomState>,
-    /// QoS 1 PUBLISHes whose PUBACK has not left.
-    unacknowledged: usize,
+    /// QoS 2 ids whose PUBREL has not come [MQTT-4.3.3-10], with whether this connection sent the PUBLISH.
+    received: HashMap<PacketId, bool, foldhash::fast::RandomState>,
+    /// PUBLISHes of this connection that count towards Receive Maximum: QoS 1 until PUBACK has left, QoS 2 until PUBREL has come
+    /// [MQTT-4.9.0-1].
+    open: usize,
     receive_maximum: u16,
     aliases: HashMap<u16, TopicName, foldhash::fast::RandomState>,
     alias_maximum: u16,
@@ -82,7 +83,7 @@ pub(super) struct Inbound {
 
 impl Inbound {
     pub(super) fn restore(&mut self, received: impl IntoIterator<Item = PacketId>) {
-        self.received = received.into_iter().collect();
+        self.received = received.into_iter().map(|packet_id| (packet_id, false)).collect();
     }
 
     pub(super) fn connected(&mut self, terms: &Terms) {
@@ -94,25 +95,26 @@ impl Inbound {
     pub(super) fn disconnected(&mut self) {
         self.aliases = HashMap::default();
         self.replies = VecDeque::new();
-        self.unacknowledged = 0;
+        self.open = 0;
+        self.received.values_mut().for_each(|sent_now| *sent_now = false);
         self.received.shrink_to_fit();
     }
 
     pub(super) fn publish<'a>(&mut self, publish: Publish<'a>, version: Version) -> Result<Request<'a>, Violation> {
         let alias = self.resolve(&publish)?;
         let Some(packet_id) = publish.packet_id else { return Ok(Request::Publish { publish, alias }) };
-        if publish.qos == QoS::ExactlyOnce && self.received.contains(&packet_id) {
+        let known = self.received.get(&packet_id).filter(|_| publish.qos == QoS::ExactlyOnce).copied();
+        if known == Some(true) {
             return Ok(Request::Duplicate(packet_id));
         }
-        if version.is_v5() && self.unacknowledged + self.received.len() >= usize::from(self.receive_maximum) {
+        if version.is_v5() && self.open >= usize::from(self.receive_maximum) {
             return Err(Violation::ReceiveMaximumExceeded(self.receive_maximum));
         }
+        self.open += 1;
         if publish.qos == QoS::ExactlyOnce {
-            self.received.insert(packet_id);
-        } else {
-            self.unacknowledged += 1;
+            self.received.insert(packet_id, true);
         }
-        Ok(Request::Publish { publish, alias })
+        Ok(if known.is_some() { Request::Duplicate(packet_id) } else { Request::Publish { publish, alias } })
     }
 
     /// The topic that a Topic Alias stands for, where the packet names no topic; remembers a new one.
@@ -131,12 +133,19 @@ impl Inbound {
     }
 
     pub(super) fn pubrel(&mut self, packet_id: PacketId, version: Version) -> Request<'static> {
-        if self.received.remove(&packet_id) {
+        if self.forget(packet_id) {
             return Request::Release(packet_id);
         }
         let unknown = if version.is_v5() { ReasonCode::PacketIdentifierNotFound } else { ReasonCode::Success };
         self.acknowledge(Reply::Ack(AckKind::PubComp, packet_id, unknown), false);
         Request::Nothing
+    }
+
+    /// `true` where it was known.
+    fn forget(&mut self, packet_id: PacketId) -> bool {
+        let known = self.received.remove(&packet_id);
+        self.open = self.open.saturating_sub(usize::from(known == Some(true)));
+        known.is_some()
     }
 
     pub(super) fn acknowledge(&mut self, reply: Reply, durable: bool) {
@@ -190,20 +199,24 @@ impl Inbound {
         &mut self,
         reply: Reply,
         failed: bool,
+        logged: bool,
         version: Version,
         outbox: &mut Outbox,
     ) -> Result<(), Violation> {
         match reply {
             Reply::Ack(kind, packet_id, reason) => {
                 let reason = match kind {
-                    AckKind::PubAck | AckKind::PubRec if failed && version.is_v5() => ReasonCode::QuotaExceeded,
+                    AckKind::PubAck if failed && version.is_v5() => ReasonCode::QuotaExceeded,
+                    // Where the store keeps the session, its record of the packet id may have survived: a client that is told to
+                    // forget the id would find it taken. It sends the PUBLISH again instead.
+                    AckKind::PubRec if failed && version.is_v5() && !logged => ReasonCode::QuotaExceeded,
                     _ if failed => return Err(Violation::NotDurable),
                     _ => reason,
                 };
                 match kind {
-                    AckKind::PubAck => self.unacknowledged = self.unacknowledged.saturating_sub(1),
+                    AckKind::PubAck => self.open = self.open.saturating_sub(1),
                     AckKind::PubRec if reason.is_failure() && version.is_v5() => {
-                        self.received.remove(&packet_id);
+                        self.forget(packet_id);
                     }
                     _ => {}
                 }

@@ -67,6 +67,11 @@ impl LogView {
         self.open.get(&seq).copied()
     }
 
+    /// The recorded packet ids.
+    pub(super) fn packet_ids(&self) -> impl Iterator<Item = u16> + '_ {
+        self.open.values().map(|open| open.packet_id).filter(|id| *id > 0)
+    }
+
     /// Records `open` of `seq`.
     pub fn set_open(&mut self, seq: u64, open: Open) {
         self.open.insert(seq, open);

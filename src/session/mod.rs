@@ -205,7 +205,7 @@ impl Session {
                 Reply::Publish(delivery, packet_id) if !failed => {
                     self.outbound.send_held(&delivery, packet_id, now, outbox);
                 }
-                reply => self.inbound.send(reply, failed, self.terms.version, outbox)?,
+                reply => self.inbound.send(reply, failed, self.logged, self.terms.version, outbox)?,
             }
         }
         Ok(())

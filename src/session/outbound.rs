@@ -117,6 +117,8 @@ pub(super) struct Outbound {
     moved: HashMap<u64, PacketId, foldhash::fast::RandomState>,
     /// Leases in flight: group and sequence number.
     leased: HashSet<(u64, u64), foldhash::fast::RandomState>,
+    /// Packet ids above those of the log under which entries of the log were sent: they come again under them.
+    reserved: HashSet<u16, foldhash::fast::RandomState>,
     /// Flights of an earlier connection that this one has not sent again yet, in order.
     resend: VecDeque<PacketId>,
     log: LogView,
@@ -131,6 +133,7 @@ impl Outbound {
             flights: HashMap::default(),
             moved: HashMap::default(),
             leased: HashSet::default(),
+            reserved: HashSet::default(),
             resend: VecDeque::new(),
             log,
             next_id: LOG_IDS,
@@ -145,6 +148,7 @@ impl Outbound {
     /// Gives the deliveries that this client does not take any more, given its Maximum Packet Size now [MQTT-3.1.2-25].
     pub(super) fn connected(&mut self, terms: &Terms, now: Timestamp, outbox: &mut Outbox) -> Vec<Source> {
         self.window = terms.send_maximum;
+        self.reserved = self.log.packet_ids().filter(|id| *id > LOG_IDS).collect();
         let mut again: Vec<_> = self.flights.iter().map(|(id, flight)| (flight.order, *id)).collect();
         again.sort_unstable();
         let mut too_large = Vec::new();
@@ -350,7 +354,7 @@ impl Outbound {
         for _ in LOG_IDS..u16::MAX {
             self.next_id = if self.next_id == u16::MAX { LOG_IDS + 1 } else { self.next_id + 1 };
             let id = PacketId::new(self.next_id)?;
-            if !self.flights.contains_key(&id) {
+            if !self.flights.contains_key(&id) && !self.reserved.contains(&self.next_id) {
                 return Some(id);
             }
         }

@@ -42,6 +42,7 @@ pub struct Client {
     pub subscriptions: BTreeMap<&'static str, Subscribed>,
     outgoing: VecDeque<Outgoing>,
     next_id: u16,
+    spans: u64,
     /// QoS 2 ids received and not released, with what came under them.
     received: HashMap<u16, Number>,
     /// Filters that it asked for in this life, with the steps.
@@ -73,6 +74,8 @@ pub struct Subscribed {
     pub stands: bool,
     /// The last SUBSCRIBE.
     id: u16,
+    /// Names the time from the first SUBSCRIBE to an UNSUBSCRIBE, or to the end of the session.
+    pub span: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -106,6 +109,7 @@ impl Client {
             subscriptions: BTreeMap::new(),
             outgoing: VecDeque::new(),
             next_id: 1,
+            spans: 0,
             received: HashMap::new(),
             asked: Vec::new(),
             retained: BTreeMap::new(),
@@ -225,8 +229,10 @@ impl Client {
     pub fn subscribe(&mut self, filter: &'static str, qos: QoS, model: &Model) {
         let id = self.free_id();
         self.asked.push((filter, model.step));
-        let stands = self.subscriptions.get(filter).is_some_and(|one| one.stands);
-        self.subscriptions.insert(filter, Subscribed { qos, stands, id });
+        self.spans += 1;
+        let before = self.subscriptions.get(filter);
+        let (stands, span) = before.map_or((false, self.spans), |before| (before.stands, before.span));
+        self.subscriptions.insert(filter, Subscribed { qos, stands, id, span });
         let options = SubscriptionOptions {
             qos,
             no_local: false,

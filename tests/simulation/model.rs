@@ -18,8 +18,8 @@ pub struct Publication {
     /// How often its publisher sent it.
     pub attempts: u32,
     pub acked: bool,
-    /// Clients whose subscription stood when it was first sent, with the life of their session then.
-    owed: Vec<(usize, u32)>,
+    /// Clients with a subscription that stood when it was first sent, with the life of their session and the span of the subscription.
+    owed: Vec<(usize, u32, u64)>,
     /// Groups of whom one member is owed it, with the state of the group then.
     owed_to_groups: Vec<(&'static str, GroupState)>,
 }
@@ -103,18 +103,18 @@ pub struct Came {
 }
 
 impl Model {
-    /// A client is about to send a new PUBLISH, while the subscriptions in `standing` stand: client, life, filter, QoS.
+    /// A client is about to send a new PUBLISH, while the subscriptions in `standing` stand: client, life, span, filter, QoS.
     pub fn published<'a>(
         &mut self,
         publisher: usize,
         topic: &'static str,
         qos: QoS,
-        standing: impl Iterator<Item = (usize, u32, &'a str, QoS)>,
+        standing: impl Iterator<Item = (usize, u32, u64, &'a str, QoS)>,
     ) -> Number {
         let mut owed = BTreeSet::new();
-        for (client, life, filter, granted) in standing {
+        for (client, life, span, filter, granted) in standing {
             if matches(filter, topic) && qos != QoS::AtMostOnce && granted != QoS::AtMostOnce {
-                owed.insert((client, life));
+                owed.insert((client, life, span));
             }
         }
         let groups = self.groups.iter().filter(|(filter, group)| {
@@ -220,16 +220,14 @@ impl Model {
         }
     }
 
-    /// How many deliveries are owed and did not come, given the life of each client's session and what it is subscribed to now.
-    pub fn missing(&self, is_subscribed: impl Fn(usize, u32, &str) -> bool) -> Vec<String> {
+    /// Which deliveries are owed and did not come, each with its client where it is one, of those whose session and subscription stood all the time.
+    pub fn missing(&self, stood: impl Fn(usize, u32, u64) -> bool) -> Vec<(Option<usize>, String)> {
         let mut missing = Vec::new();
         for (number, publication) in self.publications.iter().enumerate().filter(|(_, one)| one.acked) {
-            for (client, life) in &publication.owed {
+            for (client, life, span) in &publication.owed {
                 let received = self.received.get(&(Receiver::Client(*client, *life), number));
-                if received.is_none_or(|received| received.delivered == 0)
-                    && is_subscribed(*client, *life, publication.topic)
-                {
-                    missing.push(format!("{number} to client {client}: {publication:?}"));
+                if received.is_none_or(|received| received.delivered == 0) && stood(*client, *life, *span) {
+                    missing.push((Some(*client), format!("{number} to client {client}: {publication:?}")));
                 }
             }
             for (filter, then) in &publication.owed_to_groups {
@@ -240,7 +238,7 @@ impl Model {
                 };
                 let received = self.received.get(&(Receiver::Group(filter), number));
                 if !lost && received.is_none_or(|received| received.delivered == 0) {
-                    missing.push(format!("{number} to group {filter}: {publication:?}"));
+                    missing.push((None, format!("{number} to group {filter}: {publication:?}")));
                 }
             }
         }
