@@ -144,6 +144,9 @@ async fn connect(
         return Err(refused(ReasonCode::ServerShuttingDown, "the broker is shutting down"));
     }
     let terms = Terms::negotiate(&connect, &broker.limits);
+    if connect.will.as_ref().is_some_and(|will| will.retain && !terms.allows_levels(will.topic.as_str())) {
+        return Err(refused(ReasonCode::TopicNameInvalid, "the will's topic has too many levels"));
+    }
     if broker.store_failed() && (terms.session_expiry_secs > 0 || connect.will.is_some()) {
         return Err(refused(ReasonCode::ServerUnavailable, "the store has failed"));
     }

@@ -24,6 +24,8 @@ pub struct Terms {
     pub maximum_packet_size: u32,
     /// How many topic aliases the client may set.
     pub topic_alias_maximum: u16,
+    /// How many levels a Topic Filter, or a retained Topic Name, may have.
+    pub max_topic_levels: u16,
     /// Whether Reason Strings and User Properties may be sent [MQTT-3.1.2-29].
     pub problem_information: bool,
 }
@@ -38,6 +40,7 @@ impl Default for Terms {
             receive_maximum: u16::MAX,
             maximum_packet_size: u32::MAX,
             topic_alias_maximum: 0,
+            max_topic_levels: u16::MAX,
             problem_information: true,
         }
     }
@@ -60,8 +63,15 @@ impl Terms {
             receive_maximum: limits.receive_maximum.get(),
             maximum_packet_size: connect.maximum_packet_size,
             topic_alias_maximum: if connect.version.is_v5() { limits.topic_alias_maximum } else { 0 },
+            max_topic_levels: limits.max_topic_levels.get(),
             problem_information: connect.request_problem_information,
         }
+    }
+
+    /// Whether a topic may be kept: it does not have too many levels.
+    #[must_use]
+    pub fn allows_levels(&self, topic: &str) -> bool {
+        topic.bytes().filter(|byte| *byte == b'/').count() < usize::from(self.max_topic_levels)
     }
 
     /// The properties of the CONNACK that tells them (3.2.2.3): what differs from what the client asked for, or from the

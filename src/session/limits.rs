@@ -29,6 +29,8 @@ pub struct Limits {
     pub max_session_expiry_secs: u32,
     /// The most subscriptions of one session.
     pub max_subscriptions: NonZeroU32,
+    /// The most levels of a Topic Filter, and of a Topic Name that is retained: each level takes memory.
+    pub max_topic_levels: NonZeroU16,
     /// How long a new connection may take until its CONNECT (and TLS handshake) is complete, in seconds.
     pub connect_timeout_secs: NonZeroU16,
 }
@@ -45,6 +47,7 @@ impl Default for Limits {
             max_keep_alive_secs: 0,
             max_session_expiry_secs: u32::MAX,
             max_subscriptions: nonzero_u32(10_000),
+            max_topic_levels: nonzero_u16(200),
             connect_timeout_secs: nonzero_u16(10),
         }
     }

@@ -128,6 +128,9 @@ impl Session {
     ) -> Result<Request<'a>, Violation> {
         self.last_received = now;
         match packet {
+            Packet::Publish(publish) if publish.retain && !self.terms.allows_levels(publish.topic) => {
+                Err(Violation::TooManyLevels(self.terms.max_topic_levels))
+            }
             Packet::Publish(publish) => self.inbound.publish(publish, self.terms.version),
             Packet::Ack(AckKind::PubRel, ack) => Ok(self.inbound.pubrel(ack.packet_id, self.terms.version)),
             Packet::Ack(kind, ack) => {
@@ -135,7 +138,16 @@ impl Session {
                 self.outbound.resend(now, outbox);
                 Ok(request)
             }
-            Packet::Subscribe(subscribe) => Ok(Request::Subscribe(subscribe)),
+            Packet::Subscribe(mut subscribe) => {
+                for (filter, _) in &mut subscribe.filters {
+                    if let Ok(deep) = filter
+                        && !self.terms.allows_levels(deep.filter.as_str())
+                    {
+                        *filter = Err(deep.to_string());
+                    }
+                }
+                Ok(Request::Subscribe(subscribe))
+            }
             Packet::Unsubscribe(unsubscribe) => Ok(Request::Unsubscribe(unsubscribe)),
             Packet::PingReq => {
                 outbox.pingresp();

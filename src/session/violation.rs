@@ -27,6 +27,9 @@ pub enum Violation {
     /// A Topic Alias that was not set, or is above the maximum.
     #[error("[MQTT-3.3.2-9] topic alias {0} is above the maximum or was never set")]
     TopicAliasInvalid(u16),
+    /// A retained message whose Topic Name has too many levels.
+    #[error("a retained message whose topic has more than {0} levels (session.max_topic_levels)")]
+    TooManyLevels(u16),
     /// Nothing was received for one and a half times the Keep Alive.
     #[error("[MQTT-3.1.2-22] nothing received for one and a half times the Keep Alive")]
     KeepAliveTimeout,
@@ -45,6 +48,7 @@ impl Violation {
             }
             Self::ReceiveMaximumExceeded(_) => ReasonCode::ReceiveMaximumExceeded,
             Self::TopicAliasInvalid(_) => ReasonCode::TopicAliasInvalid,
+            Self::TooManyLevels(_) => ReasonCode::TopicNameInvalid,
             Self::KeepAliveTimeout => ReasonCode::KeepAliveTimeout,
             Self::NotDurable => ReasonCode::ImplementationSpecificError,
         }

@@ -79,7 +79,8 @@ fn a_reload_is_whole_or_nothing() {
     let certs = setup.dir().join("certs");
     assert!(broker::run(["certs", "demo", certs.to_str().unwrap()]).status.success());
     setup.file("acl", "topic #\n");
-    let tls = "address = \"127.0.0.1:0\"\n[listener.tls]\ncertificate = \"certs/server.pem\"\nkey = \"certs/server.key\"\n";
+    let tls =
+        "address = \"127.0.0.1:0\"\n[listener.tls]\ncertificate = \"certs/server.pem\"\nkey = \"certs/server.key\"\n";
     let plain = "[[listener]]\naddress = \"127.0.0.1:0\"\n";
     let config = format!("{plain}[[listener]]\nallow_anonymous = true\n{tls}[auth]\nacl_file = \"acl\"\n");
     let broker = setup.config(&config).start();

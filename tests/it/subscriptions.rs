@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::support::{
     Broker, Client, Connect, Lost, PATIENCE, Setup, Value,
     client::publish_of,
-    wire::{self, PUBACK, Packet, property},
+    wire::{self, PUBACK, Packet, Publish, property},
 };
 
 /// What a filter matches (D61): by level, empty ones too; case counts, a mark of byte order is a character [MQTT-1.5.4-3], [MQTT-3.3.2-3],
@@ -116,6 +116,21 @@ fn half_a_subscribe_is_none() {
         }
     }
     broker.until_status("subscriptions", |count| count == 0);
+}
+
+/// Levels take memory: a filter with too many is refused, and nothing is retained so deep; what only passes by may be deep.
+#[test]
+fn the_limit_of_topic_levels_holds() {
+    let broker = Broker::start();
+    let mut client = broker.v5("client");
+    let (allowed, deep) = (vec!["a"; 200].join("/"), vec!["a"; 201].join("/"));
+    assert_eq!(client.subscribe_all(&[(&allowed, 1), (&deep, 1), ("#", 0)]), [1, 0x8f, 0]);
+    client.publish_retained(&allowed, "kept", 1);
+    assert_eq!(client.text(), "kept");
+    client.publish(&deep, "passes", 1);
+    assert_eq!(client.text(), "passes");
+    client.send_publish(&Publish { id: 77, retain: true, ..publish_of(&deep, "x", 1) });
+    assert_eq!(client.closed(), Some(0x90));
 }
 
 /// SUBACK and UNSUBACK answer every filter in its place (D60) [MQTT-2.2.1-6], [MQTT-3.8.4-1], [MQTT-3.8.4-2], [MQTT-3.8.4-5],
