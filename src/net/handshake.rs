@@ -153,7 +153,7 @@ async fn connect(
     let signal = Arc::new(Signal::default());
     let refusal = |why| match why {
         Refused::OtherIdentity => refused(ReasonCode::NotAuthorized, "the session belongs to another identity"),
-        Refused::TakenOver => refused(ReasonCode::SessionTakenOver, "a later connection with this client id came"),
+        Refused::TakenOver => refused(ReasonCode::ServerBusy, "a later connection with this client id came"),
         Refused::StoreFailed => refused(ReasonCode::ServerUnavailable, "the store has failed"),
     };
     let mut owner = broker.registry.claim(broker, &client_id, &identity, &signal).await.map_err(refusal)?;
