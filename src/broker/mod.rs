@@ -43,7 +43,7 @@ use crate::{
     },
     router::{Generations, Router, Target},
     session::{Delivery, Reply, Session, Settled, Source, Terms},
-    storage::{LogEntry, OpenEntry, Outcome, Step, Store, StoredSession},
+    storage::{LogEntry, OpenEntry, Outcome, Step, Store, StoredSession, UNSTORED},
 };
 use group::Groups;
 use publish::Op;
@@ -520,7 +520,5 @@ fn pubcomp(packet_id: PacketId) -> Reply {
     Reply::Ack(crate::mqtt::packet::AckKind::PubComp, packet_id, ReasonCode::Success)
 }
 
-/// Ids from here on are those of sessions that the store never hears of.
-const UNSTORED: u64 = 1 << 63;
 const PAGE_MESSAGES: usize = 256;
 const PAGE_BYTES: usize = 256 * 1024;

@@ -43,6 +43,8 @@ pub use recover::Recovered;
 
 /// The id of a session, and of its log; the first is 1.
 pub type SessionId = u64;
+/// Ids from here on are never given by the store: those of sessions that it never hears of. They mean nothing to the next process.
+pub const UNSTORED: SessionId = 1 << 63;
 /// The id of a log; sessions, groups and bodies share the same numbers.
 pub type LogId = u64;
 /// The number of an entry in its log; the first is 1.

@@ -5,7 +5,7 @@
 
 use smallvec::SmallVec;
 
-use super::{BodyId, LogId, Seq, SessionId, Unreadable, garbage::Garbage};
+use super::{BodyId, LogId, Seq, SessionId, UNSTORED, Unreadable, garbage::Garbage};
 use crate::mqtt::{
     Message, QoS, Timestamp, TopicName,
     packet::{RetainHandling, SubscriptionOptions},
@@ -318,7 +318,8 @@ pub(super) fn put_message(out: &mut Vec<u8>, message: &Message) {
     out.reserve(message.topic.as_str().len() + message.properties.len() + message.payload.len() + 32);
     out.push(V1);
     out.push(qos_bits(message.qos) | u8::from(message.retain) << 2 | u8::from(message.expires_at.is_some()) << 3);
-    put_number(out, message.publisher);
+    // An id that the next process gives to somebody else must not be taken for the publisher's.
+    put_number(out, if message.publisher < UNSTORED { message.publisher } else { 0 });
     if let Some(at) = message.expires_at {
         put_number(out, at.0);
     }
@@ -564,7 +565,7 @@ mod tests {
                 retain: flags.0,
                 properties: bytes.1.into(),
                 expires_at: flags.1.then_some(Timestamp(numbers.0)),
-                publisher: numbers.1,
+                publisher: numbers.1 % UNSTORED,
             };
             check(&message, put_message, get_message);
             let session = StoredSession {
@@ -658,6 +659,11 @@ mod tests {
         let bytes = [1, 0b1101, 5, 0xAC, 2, 3, b'a', b'/', b'b', 2, 1, 1, 9, 8];
         assert_eq!(get_message(&bytes), Ok(message.clone()));
         check(&message, |out, _| out.extend_from_slice(&bytes), get_message);
+        for publisher in [UNSTORED, u64::MAX] {
+            let mut bytes = Vec::new();
+            put_message(&mut bytes, &Message { publisher, ..message.clone() });
+            assert_eq!(get_message(&bytes), Ok(Message { publisher: 0, ..message.clone() }), "{publisher}");
+        }
         let head = EntryHead { qos: QoS::ExactlyOnce, retain: false, subscription_ids: [7].into_iter().collect() };
         assert_eq!(get_entry(&[1, 0b1010, 1, 7, 6]), Ok((head, EntryMessage::Shared(6))));
         let state = LogState { head: 3, settled: vec![(5, 5), (8, 10)], trimmed: 1 };
