@@ -153,6 +153,7 @@ impl Broker {
         let discarded = if connect.clean_start { owner.client.take() } else { None };
         let mut durable = discarded.as_ref().is_some_and(|old| old.stored || old.will.is_some());
         if let Some(old) = discarded {
+            self.sweep.session_ended(&old);
             self.end_session(old, &mut turn, now);
         }
         let session_present = owner.client.is_some();
@@ -359,6 +360,7 @@ impl Broker {
             Ended::StoreFailed => client.will = None,
         }
         if client.session.expiry_secs == 0 && ended != Ended::Stopping {
+            self.sweep.session_ended(&client);
             self.end_session(client, &mut turn, now);
             self.finish(&mut turn);
             return None;
@@ -373,12 +375,11 @@ impl Broker {
         client.session.logged.then_some(client)
     }
 
-    /// The session ends: nothing of it remains but its Will, which is published now [MQTT-3.1.2-10].
+    /// The session ends: nothing of it remains but its Will, which is published now [MQTT-3.1.2-10]. What the sweep has of it is gone.
     fn end_session(&self, mut client: Box<Client>, turn: &mut Turn, now: Timestamp) {
         self.return_mail(&client, turn, now);
         self.publish_will(&mut client, turn, now);
         self.dispatch(&mut client, turn, now);
-        self.sweep.session_ended(&client);
         let tail = self.forget(&client);
         self.groups_abandon(&mut client, turn, now);
         if client.stored {

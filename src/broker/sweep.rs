@@ -115,7 +115,14 @@ impl Broker {
     }
 
     fn expire_session(&self, client_id: &str, now: Timestamp) {
-        let expired = |client: &Client| client.expires_at().is_some_and(|at| at <= now);
+        // What it waits for goes while it still has its place: the next session of this client id may take it at once.
+        let expired = |client: &Client| {
+            let expired = client.expires_at().is_some_and(|at| at <= now);
+            if expired {
+                self.sweep.session_ended(client);
+            }
+            expired
+        };
         if let Some(client) = self.registry.evict(client_id, expired) {
             let mut turn = Turn::default();
             tracing::info!(client = %client_id.escape_debug(), "session expired");
