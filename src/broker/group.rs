@@ -73,6 +73,16 @@ struct State {
     ended: bool,
 }
 
+/// Who of a group gets a message.
+enum Choice {
+    /// The member at this place.
+    Member(usize),
+    /// One who has the right to it, and cannot take it now.
+    NoRoom,
+    /// Nobody has the right to it, online or not.
+    Denied,
+}
+
 #[derive(Debug)]
 struct Member {
     receiver: Arc<Receiver>,
@@ -333,9 +343,10 @@ impl State {
 
     /// QoS 0: to the next member that is there, or to nobody.
     fn give_at_most_once(&mut self, broker: &Broker, entry: &Entry, turn: &mut Turn, later: Option<&mut HandOver>) {
-        let Some(at) = self.choose(broker, &entry.message, |member| member.online) else {
-            turn.counts.dropped(DropReason::NotPersistent);
-            return;
+        let at = match self.choose(broker, &entry.message, |member| member.online) {
+            Choice::Member(at) => at,
+            Choice::NoRoom => return turn.counts.dropped(DropReason::NotPersistent),
+            Choice::Denied => return turn.counts.dropped(DropReason::AclDenied),
         };
         let Some(member) = self.members.get(at) else { return };
         let delivery = member.delivery(entry, Source::Direct);
@@ -358,14 +369,26 @@ impl State {
                 _ if !entry.again && entry.message.is_expired(now) => Some(DropReason::Expired),
                 _ => None,
             };
-            if let Some(reason) = lost {
-                let Some(entry) = self.waiting.pop_front() else { return };
-                turn.counts.dropped(reason);
-                self.settle(group, entry);
-                continue;
-            }
-            let message = entry.message.clone();
-            let Some(at) = self.choose(broker, &message, Member::has_room) else { return };
+            let chosen = match lost {
+                Some(reason) => Err(reason),
+                None => {
+                    let message = entry.message.clone();
+                    match self.choose(broker, &message, Member::has_room) {
+                        Choice::Member(at) => Ok(at),
+                        Choice::NoRoom => return,
+                        Choice::Denied => Err(DropReason::AclDenied),
+                    }
+                }
+            };
+            let at = match chosen {
+                Ok(at) => at,
+                Err(reason) => {
+                    let Some(entry) = self.waiting.pop_front() else { return };
+                    turn.counts.dropped(reason);
+                    self.settle(group, entry);
+                    continue;
+                }
+            };
             let Some(entry) = self.waiting.pop_front() else { return };
             let Some(member) = self.members.get_mut(at) else { return };
             let logged = group.is_logged();
@@ -397,20 +420,23 @@ impl State {
     }
 
     /// The next member in turn that `may` take a message and has the right to.
-    fn choose(&mut self, broker: &Broker, message: &Message, may: impl Fn(&Member) -> bool) -> Option<usize> {
+    fn choose(&mut self, broker: &Broker, message: &Message, may: impl Fn(&Member) -> bool) -> Choice {
         let count = self.members.len();
         let rules = broker.auth.rules();
+        let has_right = |member: &Member| {
+            let who = member.receiver.identity.who(&member.receiver.client_id);
+            rules.verdict(who, Access::Receive, &message.topic).allowed
+        };
         for step in 0..count {
             let at = (self.next + step) % count;
-            let Some(member) = self.members.get(at).filter(|member| may(member)) else { continue };
-            let receiver = &member.receiver;
-            let who = receiver.identity.who(&receiver.client_id);
-            if rules.verdict(who, Access::Receive, &message.topic).allowed {
+            if self.members.get(at).is_some_and(|member| may(member) && has_right(member)) {
                 self.next = (at + 1) % count;
-                return Some(at);
+                return Choice::Member(at);
             }
         }
-        None
+        // Members of a group that the store remembers may still be to come.
+        let waits = self.members.is_empty() || self.members.iter().any(|member| !may(member) && has_right(member));
+        if waits { Choice::NoRoom } else { Choice::Denied }
     }
 
     /// Takes all leases of `session` back that `keep` does not name.

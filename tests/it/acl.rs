@@ -170,6 +170,24 @@ fn a_reload_changes_rights_at_once() {
     assert_eq!(ann.text(), "again");
 }
 
+/// What no member of a shared group may receive is counted and blocks nothing behind it, with a log and without [MQTT-4.8.2-3].
+#[test]
+fn what_no_member_may_receive_does_not_block_its_group() {
+    let broker = with_rules("user ann\ntopic read open/#\n");
+    let mut all = user(&broker, "all");
+    for (round, expiry) in [(1, 0), (2, 60)] {
+        let mut ann = broker.connect(&login(Connect::v5("ann-client").expiry(expiry), "ann"));
+        ann.subscribe("$share/g/#", 2);
+        for qos in 0..3 {
+            all.publish("shut/x", "never", qos);
+            all.publish("open/x", format!("qos {qos}"), qos);
+            assert_eq!(ann.text(), format!("qos {qos}"));
+        }
+        broker.until_status("acl_denied", |count| count == 3 * round);
+        ann.disconnect();
+    }
+}
+
 /// `$share` circumvents nothing (D106): the inner filter is what counts, and what may not be received goes to members that may.
 #[test]
 fn a_shared_subscription_needs_the_right_to_its_filter() {
