@@ -205,6 +205,33 @@ impl Receiver {
         hand_over: bool,
     ) -> Result<(Option<Arc<Signal>>, Option<Delivery>), DropReason> {
         let mut inbox = self.inbox.lock();
+        delivery.source = self.append_to(&mut inbox, batch, body, &delivery)?;
+        if !hand_over {
+            return Ok((None, Some(delivery)));
+        }
+        Ok((inbox.hold(delivery), None))
+    }
+
+    /// Appends to the log alone: the receiver reads it there, and so all that follows it, in the order of the log.
+    pub fn append_behind(
+        &self,
+        batch: &mut Batch,
+        body: &Body<'_>,
+        delivery: &Delivery,
+    ) -> Result<Option<Arc<Signal>>, DropReason> {
+        let mut inbox = self.inbox.lock();
+        self.append_to(&mut inbox, batch, body, delivery)?;
+        let was_behind = std::mem::replace(&mut inbox.behind, true);
+        Ok(if was_behind { None } else { inbox.signal.clone() })
+    }
+
+    fn append_to(
+        &self,
+        inbox: &mut Inbox,
+        batch: &mut Batch,
+        body: &Body<'_>,
+        delivery: &Delivery,
+    ) -> Result<Source, DropReason> {
         if inbox.ended {
             return Err(DropReason::SessionEnded);
         }
@@ -216,11 +243,7 @@ impl Receiver {
         let subscription_ids = delivery.subscription_ids.as_deref().unwrap_or_default().into();
         let head = EntryHead { qos: delivery.qos, retain: delivery.retain, subscription_ids };
         let shared = batch.append(self.session, inbox.tail, &head, body);
-        delivery.source = Source::Log { seq: inbox.tail, body: shared.unwrap_or_default() };
-        if !hand_over {
-            return Ok((None, Some(delivery)));
-        }
-        Ok((inbox.hold(delivery), None))
+        Ok(Source::Log { seq: inbox.tail, body: shared.unwrap_or_default() })
     }
 
     /// Appends a QoS 2 message that is in flight to the receiver already. Its number, and its shared body (0: none).

@@ -73,6 +73,11 @@ impl Retained {
         found
     }
 
+    /// The one of `topic` now, unless it has expired.
+    pub(super) fn get(&self, topic: &TopicName, now: Timestamp) -> Option<Arc<Message>> {
+        self.all.read().by_topic.get_topic(topic).filter(|message| !message.is_expired(now)).cloned()
+    }
+
     fn expires_at(&self, topic: &TopicName) -> Option<Timestamp> {
         self.all.read().by_topic.get_topic(topic)?.expires_at
     }

@@ -2,10 +2,11 @@
 //!
 //! Must not know how a match is found (the router) or sent (the session).
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     auth::Access,
+    metrics::DropReason,
     mqtt::{
         Filter, QoS, ReasonCode, Timestamp,
         packet::{RetainHandling, SubAck, Subscribe, SubscriptionOptions, Unsubscribe},
@@ -15,11 +16,7 @@ use crate::{
     storage::{Batch, StoredSubscription},
 };
 
-use super::{
-    Broker, Client, Turn,
-    mailbox::delivery,
-    publish::{HandOver, lower},
-};
+use super::{Broker, Client, Turn, mailbox::delivery, publish::lower};
 
 impl Broker {
     /// A SUBSCRIBE. Gives the retained messages that it asks for and that no log holds; they follow its SUBACK.
@@ -33,15 +30,19 @@ impl Broker {
         // What this connection published before must be seen by what it subscribes to now.
         self.dispatch(client, turn, now);
         let id = subscribe.subscription_id.unwrap_or_default();
-        let mut retained = Vec::new();
+        // Each filter once, as its last mention wants it.
+        let mut sends = BTreeMap::new();
         let mut granted = Vec::new();
         let reasons = subscribe
             .filters
             .into_iter()
             .map(|(filter, options)| {
                 let Ok(filter) = filter else { return self.refusal(client, ReasonCode::TopicFilterInvalid) };
-                match self.grant(client, turn, &filter, options, id, now, &mut retained) {
-                    Ok(()) => {
+                match self.grant(client, turn, &filter, options, id, now) {
+                    Ok(send) => {
+                        if send {
+                            sends.insert(filter.clone(), options);
+                        }
                         granted.push((filter, options));
                         granted_qos(options.qos)
                     }
@@ -51,46 +52,98 @@ impl Broker {
             .collect();
         let stored = client.session.logged && !granted.is_empty();
         client.session.acknowledge(Reply::SubAck(SubAck { packet_id: subscribe.packet_id, reasons }), stored);
-        if stored {
-            let ((), lsn) = self.store.write(|batch| {
-                batch.require_durable();
-                for (filter, options) in &granted {
-                    let subscription_id = (id > 0).then_some(id);
-                    let stored = StoredSubscription { filter: filter.to_string(), options: *options, subscription_id };
-                    batch.put_subscription(client.session.id, &stored);
+        let retained = self.retained_for(client, turn, &sends, id, now);
+        if !stored {
+            return retained.into_iter().map(|one| one.delivery).collect();
+        }
+        let ((), mut lsn) = self.store.write(|batch| {
+            batch.require_durable();
+            for (filter, options) in &granted {
+                let subscription_id = (id > 0).then_some(id);
+                let stored = StoredSubscription { filter: filter.to_string(), options: *options, subscription_id };
+                batch.put_subscription(client.session.id, &stored);
+            }
+        });
+        // What must reach a session that the store keeps goes by its log: it survives the connection, and QoS 2 a crash.
+        let (logged, rest): (Vec<_>, Vec<_>) =
+            retained.into_iter().partition(|one| one.delivery.qos != QoS::AtMostOnce);
+        let mut logged = logged.into_iter();
+        while !logged.as_slice().is_empty() {
+            ((), lsn) = self.store.write(|batch| self.log_retained(client, turn, batch, &mut logged, now));
+        }
+        client.session.ticket(lsn.0);
+        rest.into_iter().map(|one| one.delivery).collect()
+    }
+
+    /// The retained messages that the filters of one SUBSCRIBE are sent, at most as many as may wait for a session. Filters beyond that are
+    /// not looked at, and count as one message each.
+    fn retained_for(
+        &self,
+        client: &Client,
+        turn: &mut Turn,
+        sends: &BTreeMap<Filter, SubscriptionOptions>,
+        id: u32,
+        now: Timestamp,
+    ) -> Vec<Retained> {
+        let who = client.receiver.identity.who(&client.receiver.client_id);
+        let rules = self.auth.rules();
+        let ids: Option<Arc<[u32]>> = (id > 0).then(|| Arc::from([id]));
+        let most = match usize::try_from(self.limits.max_queued_messages) {
+            Ok(most) if most > 0 => most,
+            _ => usize::MAX,
+        };
+        let mut retained = Vec::new();
+        for (filter, options) in sends {
+            if retained.len() >= most {
+                turn.counts.dropped(DropReason::QueueFull);
+                continue;
+            }
+            for message in self.retained.matching(&filter.filter, now) {
+                if options.no_local && message.publisher == client.session.id {
+                    continue;
                 }
-                retained = self.log_retained(client, turn, batch, std::mem::take(&mut retained));
-            });
-            client.session.ticket(lsn.0);
+                if !rules.verdict(who, Access::Receive, &message.topic).allowed {
+                    turn.counts.dropped(DropReason::AclDenied);
+                } else if retained.len() >= most {
+                    turn.counts.dropped(DropReason::QueueFull);
+                } else {
+                    let delivery = delivery(&message, lower(message.qos, options.qos), true, ids.clone());
+                    retained.push(Retained { delivery, granted: options.qos });
+                }
+            }
         }
         retained
     }
 
-    /// What must reach a session that the store keeps goes by its log: it survives the connection, and QoS 2 a crash. Gives the rest.
+    /// Appends some of `retained` to the client's log: one write holds the store for a short time only.
     fn log_retained(
         &self,
         client: &Client,
         turn: &mut Turn,
         batch: &mut Batch,
-        retained: Vec<Delivery>,
-    ) -> Vec<Delivery> {
-        let (logged, rest): (Vec<_>, _) = retained.into_iter().partition(|one| one.qos != QoS::AtMostOnce);
-        let mut later = HandOver::new(batch);
-        for delivery in logged {
-            let message = delivery.message.clone();
+        retained: &mut impl Iterator<Item = Retained>,
+        now: Timestamp,
+    ) {
+        batch.require_durable();
+        let mut bytes = 0;
+        for Retained { mut delivery, granted } in retained.take(LOGGED_MESSAGES) {
+            // Replaced since it was looked up: its successor is due, or else an older message would follow a newer one.
+            let Some(message) = self.retained.get(&delivery.message.topic, now) else { continue };
+            delivery.qos = lower(message.qos, granted);
+            delivery.message = message.clone();
             let body = batch.body(&message, 1);
-            match client.receiver.append(batch, &body, delivery, false) {
-                Ok((_, waits)) => {
+            match client.receiver.append_behind(batch, &body, &delivery) {
+                Ok(signal) => {
                     turn.counts.messages_queued += 1;
-                    if let Some(delivery) = waits {
-                        later.push(&client.receiver, delivery);
-                    }
+                    turn.touch(signal);
                 }
                 Err(reason) => turn.counts.dropped(reason),
             }
+            bytes += message.size();
+            if bytes >= LOGGED_BYTES {
+                return;
+            }
         }
-        later.by_commit(self, batch);
-        rest
     }
 
     /// An UNSUBSCRIBE.
@@ -123,7 +176,7 @@ impl Broker {
         }
     }
 
-    #[allow(clippy::too_many_arguments)] // one filter's share of a SUBSCRIBE
+    /// One filter of a SUBSCRIBE. Whether what is retained is to be sent.
     fn grant(
         &self,
         client: &mut Client,
@@ -132,8 +185,7 @@ impl Broker {
         options: SubscriptionOptions,
         id: u32,
         now: Timestamp,
-        retained: &mut Vec<Delivery>,
-    ) -> Result<(), ReasonCode> {
+    ) -> Result<bool, ReasonCode> {
         let who = client.receiver.identity.who(&client.receiver.client_id);
         let rules = self.auth.rules();
         let verdict = rules.may_subscribe(who, &filter.filter);
@@ -154,20 +206,7 @@ impl Broker {
             RetainHandling::Never => false,
         };
         // Never for a Shared Subscription (4.8.2).
-        if send && filter.share.is_none() {
-            let ids: Option<Arc<[u32]>> = (id > 0).then(|| Arc::from([id]));
-            for message in self.retained.matching(&filter.filter, now) {
-                if options.no_local && message.publisher == client.session.id {
-                    continue;
-                }
-                if !rules.verdict(who, Access::Receive, &message.topic).allowed {
-                    turn.counts.dropped_acl_denied += 1;
-                    continue;
-                }
-                retained.push(delivery(&message, lower(message.qos, options.qos), true, ids.clone()));
-            }
-        }
-        Ok(())
+        Ok(send && filter.share.is_none())
     }
 
     /// Makes the router know a subscription of `client`.
@@ -207,6 +246,13 @@ impl Broker {
     }
 }
 
+/// A retained message on its way to a new subscription.
+struct Retained {
+    delivery: Delivery,
+    /// The QoS of the subscription.
+    granted: QoS,
+}
+
 fn granted_qos(qos: QoS) -> ReasonCode {
     match qos {
         QoS::AtMostOnce => ReasonCode::Success,
@@ -214,3 +260,7 @@ fn granted_qos(qos: QoS) -> ReasonCode {
         QoS::ExactlyOnce => ReasonCode::GrantedQoS2,
     }
 }
+
+/// How many retained messages, and bytes of them, one write of the store appends to a log.
+const LOGGED_MESSAGES: usize = 256;
+const LOGGED_BYTES: usize = 256 * 1024;

@@ -192,6 +192,29 @@ fn the_log_cannot_be_forged() {
     }
 }
 
+/// One SUBSCRIBE that names a filter thousands of times, or thousands of filters, is sent no more retained messages than may wait: each filter
+/// once, the rest is counted.
+#[test]
+fn one_subscribe_does_not_multiply_what_is_retained() {
+    let broker = Setup::new().config("[session]\nmax_queued_messages = 500\n").start();
+    let mut publisher = broker.v4("publisher");
+    (0..200).for_each(|n| publisher.publish_retained(&format!("r/{n}"), "x", 1));
+    for (persistent, qos) in [(false, 0), (true, 1)] {
+        let before = broker.status_number("queue_full");
+        let connect = Connect::v4(&format!("greedy {persistent}"));
+        let mut greedy = broker.connect(&if persistent { connect.persistent() } else { connect });
+        greedy.subscribe_all(&vec![("r/#", qos); 5000]);
+        (0..200).for_each(|_| drop(greedy.text()));
+        assert_eq!(broker.status_number("queue_full"), before);
+        greedy.nothing();
+        let filters = ["#", "+/#", "r/+", "+/+", "r/#", "r/+/#"].map(|filter| (filter, qos));
+        greedy.subscribe_all(&filters);
+        (0..500).for_each(|_| drop(greedy.text()));
+        greedy.nothing();
+        assert!(broker.status_number("queue_full") >= before + 100);
+    }
+}
+
 /// A consumer that acknowledges nothing while much is published: its queue keeps to its limit, memory too, and the drops are counted (D91).
 #[test]
 fn a_slow_consumer_is_bounded() {
