@@ -18,7 +18,7 @@ pub struct Limits {
     pub max_inflight_messages: NonZeroU16,
     /// The most messages that wait for one session; 0: no limit.
     pub max_queued_messages: u64,
-    /// The most payload bytes that wait for one session; 0: no limit.
+    /// The most bytes in memory that wait for one session; 0: no limit. What its log keeps counts by `max_queued_messages` alone.
     pub max_queued_bytes: u64,
     /// The highest topic alias that a client may use towards the broker (Topic Alias Maximum); 0: none.
     pub topic_alias_maximum: u16,
