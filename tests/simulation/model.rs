@@ -224,10 +224,12 @@ impl Model {
     pub fn missing(&self, stood: impl Fn(usize, u32, u64) -> bool) -> Vec<(Option<usize>, String)> {
         let mut missing = Vec::new();
         for (number, publication) in self.publications.iter().enumerate().filter(|(_, one)| one.acked) {
-            for (client, life, span) in &publication.owed {
-                let received = self.received.get(&(Receiver::Client(*client, *life), number));
-                if received.is_none_or(|received| received.delivered == 0) && stood(*client, *life, *span) {
-                    missing.push((Some(*client), format!("{number} to client {client}: {publication:?}")));
+            let owed = publication.owed.iter().filter(|(client, life, span)| stood(*client, *life, *span));
+            let owed: BTreeSet<_> = owed.map(|(client, life, _)| (*client, *life)).collect();
+            for (client, life) in owed {
+                let received = self.received.get(&(Receiver::Client(client, life), number));
+                if received.is_none_or(|received| received.delivered == 0) {
+                    missing.push((Some(client), format!("{number} to client {client}: {publication:?}")));
                 }
             }
             for (filter, then) in &publication.owed_to_groups {
