@@ -150,7 +150,7 @@ impl Publisher {
 
     /// Connects and sends again what is not over.
     fn resume(&mut self, address: SocketAddr) -> Result<Client, Lost> {
-        let mut client = Client::tcp(address);
+        let mut client = Client::try_tcp(address)?;
         let connack = client.try_login(&self.connect)?;
         let Packet::ConnAck { session_present, code: 0, .. } = connack else { panic!("{connack:?}") };
         assert!(session_present || !self.connected_before, "the session of publisher {} is gone", self.index);
@@ -229,7 +229,8 @@ impl Sink {
 
     /// Reads so many messages at most, then cuts the connection; ends early where it is lost or nothing comes.
     fn read(&mut self, address: SocketAddr, count: usize) {
-        let mut client = Client::tcp(address);
+        // It may be killed before this reader has come.
+        let Ok(mut client) = Client::try_tcp(address) else { return };
         match client.try_login(&self.connect()) {
             Ok(Packet::ConnAck { session_present: true, code: 0, .. }) => {}
             Err(Lost::Closed) => return,

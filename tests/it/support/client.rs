@@ -226,6 +226,11 @@ impl Client {
         Self::over(Stream::Tcp(dial(address)))
     }
 
+    /// The same, to a broker that may be gone.
+    pub fn try_tcp(address: SocketAddr) -> Result<Self, Lost> {
+        Ok(Self::over(Stream::Tcp(try_dial(address).map_err(lost)?)))
+    }
+
     /// A TLS connection on which nothing is said yet; the handshake is done with the first read or write.
     pub fn tls(address: SocketAddr, config: Arc<rustls::ClientConfig>) -> Self {
         let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
@@ -546,10 +551,14 @@ pub fn publish_of(topic: &str, payload: impl AsRef<[u8]>, qos: u8) -> Publish {
 }
 
 fn dial(address: SocketAddr) -> TcpStream {
-    let tcp = TcpStream::connect_timeout(&address, PATIENCE).expect("a broker that listens");
-    tcp.set_nodelay(true).unwrap();
-    tcp.set_write_timeout(Some(PATIENCE)).unwrap();
-    tcp
+    try_dial(address).expect("a broker that listens")
+}
+
+fn try_dial(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let tcp = TcpStream::connect_timeout(&address, PATIENCE)?;
+    tcp.set_nodelay(true)?;
+    tcp.set_write_timeout(Some(PATIENCE))?;
+    Ok(tcp)
 }
 
 fn lost(error: std::io::Error) -> Lost {
