@@ -168,8 +168,6 @@ metrics! {
     drops {
         /// Messages dropped since the queue of their receiver was full.
         QueueFull => dropped_queue_full,
-        /// Messages dropped since a quota other than the length of a queue was reached.
-        QuotaExceeded => dropped_quota_exceeded,
         /// Messages dropped since their Message Expiry Interval had passed.
         Expired => dropped_expired,
         /// Messages dropped since the ACL does not allow them.
@@ -182,8 +180,8 @@ metrics! {
         SessionEnded => dropped_session_ended,
         /// Messages dropped since the store could not write or read them.
         StorageFailed => dropped_storage_failed,
-        /// Messages dropped since the broker was shutting down.
-        ShuttingDown => dropped_shutting_down,
+        /// Messages that their receiver refused, by a PUBACK or PUBREC with a failure.
+        Refused => dropped_refused,
     }
     gauges {
         /// Network connections that are open, with or without a CONNECT.

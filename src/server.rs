@@ -288,21 +288,25 @@ async fn mend_store(broker: Arc<Broker>) {
         })
         .await;
         if let Some(error) = broker.store.failure() {
-            tracing::error!(%error, "the store failed: what is durable is refused until it works again");
-        }
-        while broker.logged_online() {
-            broker.registry.raise_all(Signal::STORE_FAILED);
-            tokio::time::sleep(POLL).await;
+            tracing::error!(
+                error = storage::in_full(&*error),
+                "the store failed: what is durable is refused until it works again"
+            );
         }
         let mut pause = POLL;
         loop {
+            // At every attempt: who was just being let in when the store failed came too late for the one before.
+            while broker.logged_online() {
+                broker.registry.raise_all(Signal::STORE_FAILED);
+                tokio::time::sleep(POLL).await;
+            }
             let rebuilt = {
                 let broker = broker.clone();
                 tokio::task::spawn_blocking(move || broker.rebuild(clock::now())).await
             };
             match rebuilt {
                 Ok(Ok(())) => break,
-                Ok(Err(error)) => tracing::error!(%error, "the store does not work yet"),
+                Ok(Err(error)) => tracing::error!(error = storage::in_full(&error), "the store does not work yet"),
                 Err(error) => tracing::error!(%error, "reading the store anew failed"),
             }
             tokio::time::sleep(pause).await;

@@ -52,6 +52,10 @@ struct World {
     clients: Vec<Client>,
     model: Model,
     now: Timestamp,
+    /// How much goes wrong: 0 is nothing, 2 much.
+    trouble: u64,
+    /// Bytes of the largest payloads.
+    large: usize,
     /// What brokers before this one dropped.
     dropped: BTreeMap<&'static str, u64>,
 }
@@ -80,8 +84,23 @@ impl World {
             })
             .collect();
         let model = Model::default();
+        let (trouble, large) = (random.pick(&[0, 1, 2]), random.pick(&[0, 2000, 200_000]));
         let dropped = BTreeMap::new();
-        Self { random, engine, limits, durability, broker, shared, executor, clients, model, now, dropped }
+        Self {
+            random,
+            engine,
+            limits,
+            durability,
+            broker,
+            shared,
+            executor,
+            clients,
+            model,
+            now,
+            trouble,
+            large,
+            dropped,
+        }
     }
 
     fn step(&mut self) {
@@ -103,8 +122,8 @@ impl World {
                 client.reads = self.random.chance(70);
                 client.acknowledges = self.random.chance(70);
             }
-            82..84 => self.crash(),
-            84..86 => {
+            82..84 if self.random.chance(self.trouble * 50) => self.crash(),
+            84..86 if self.random.chance(self.trouble * 50) => {
                 let fault = self.random.pick(&[Fault::Write, Fault::Sync, Fault::Lasting]);
                 self.engine.fail_after(self.random.below(4) as u64, fault);
             }
@@ -145,7 +164,7 @@ impl World {
             let qos = self.random.pick(&[QoS::AtMostOnce, QoS::AtLeastOnce, QoS::AtLeastOnce, QoS::ExactlyOnce]);
             let retain = qos != QoS::AtMostOnce && self.random.chance(15);
             let clears = retain && self.random.chance(25);
-            let padding = if self.random.chance(10) { 2000 } else { 0 };
+            let padding = if self.random.chance(3) { self.large } else { self.random.pick(&[0, 0, 0, 0, 2000]) };
             let number = (!clears).then(|| {
                 let standing = self.clients.iter().filter(|client| client.group.is_none()).flat_map(|client| {
                     let subscriptions = client.subscriptions.iter().filter(|(_, one)| one.stands);
@@ -194,7 +213,8 @@ impl World {
     }
 
     fn open(&mut self) -> tokio::io::DuplexStream {
-        let capacity = self.random.pick(&[64, 1024, 65_536]);
+        let narrow = if self.large > 10_000 { 65_536 } else { 64 };
+        let capacity = self.random.pick(&[narrow, 65_536]);
         let (near, far) = tokio::io::duplex(capacity);
         self.executor.spawn(self.shared.clone().serve(far));
         near

@@ -4,8 +4,10 @@
 //! another member when its holder leaves [MQTT-4.8.2-5]; QoS 2 in flight only ever to the same client [MQTT-4.8.2-4]. Must not know how its
 //! members are connected.
 
+mod state;
+
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap},
     future::poll_fn,
     sync::{
         Arc,
@@ -18,7 +20,6 @@ use dashmap::DashMap;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    auth::Access,
     metrics::DropReason,
     mqtt::{Filter, Message, PacketId, QoS, Timestamp, packet::SubscriptionOptions},
     router::{Subscription, Target},
@@ -27,10 +28,11 @@ use crate::{
 };
 
 use super::{
-    Broker, Client, Receiver, Turn,
-    mailbox::Put,
-    publish::{HandOver, Op, log_state, lower},
+    Broker, Client, Turn,
+    mailbox::is_full,
+    publish::{HandOver, Op, log_state},
 };
+use state::{Entry, Member, State};
 
 /// All groups.
 #[derive(Debug, Default)]
@@ -48,61 +50,6 @@ pub struct Group {
     filter: Filter,
     logged: AtomicBool,
     state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    members: Vec<Member>,
-    /// Whose turn it is.
-    next: usize,
-    tail: u64,
-    last_commit: u64,
-    view: LogView,
-    /// Messages that no member has, in order.
-    waiting: VecDeque<Entry>,
-    leased: BTreeMap<u64, (u64, Entry)>,
-    /// Entries settled whose records are still to be removed from the store.
-    unrecorded: Vec<Entry>,
-    /// Entries after `read_to` are in the log alone.
-    behind: bool,
-    read_to: u64,
-    loading: bool,
-    /// Counts the times that the state was read from the store: a page of before is not for after.
-    epoch: u64,
-    /// The last member has left: the group is no more.
-    ended: bool,
-}
-
-/// Who of a group gets a message.
-enum Choice {
-    /// The member at this place.
-    Member(usize),
-    /// One who has the right to it, and cannot take it now.
-    NoRoom,
-    /// Nobody has the right to it, online or not.
-    Denied,
-}
-
-#[derive(Debug)]
-struct Member {
-    receiver: Arc<Receiver>,
-    options: SubscriptionOptions,
-    ids: Option<Arc<[u32]>>,
-    online: bool,
-    leases: usize,
-    window: usize,
-}
-
-#[derive(Debug, Clone)]
-struct Entry {
-    seq: u64,
-    message: Arc<Message>,
-    /// As published.
-    retain: bool,
-    body: u64,
-    again: bool,
-    /// The commit that hands it over; 0 where none does.
-    commit: u64,
 }
 
 impl Groups {
@@ -155,8 +102,8 @@ impl Group {
             state.give_at_most_once(broker, &entry, turn, later);
             return;
         }
-        let limit = broker.limits.max_queued_messages;
-        if limit > 0 && state.tail.saturating_sub(state.view.head()) >= limit {
+        let (head, beyond) = (state.view.head(), state.view.settled_beyond());
+        if is_full(broker.limits.max_queued_messages, state.tail, head, beyond) {
             turn.counts.dropped(DropReason::QueueFull);
             return;
         }
@@ -170,6 +117,7 @@ impl Group {
         }
         state.tail = entry.seq;
         if state.behind {
+            self.load_if_behind(broker, &mut state);
             return;
         }
         if let Some(later) = later {
@@ -285,7 +233,9 @@ impl Group {
             match page {
                 Ok(page) => group.loaded(&broker, epoch, from, to, page),
                 Err(error) => {
-                    tracing::error!(group = %group.filter, %error, "reading the log of a shared group failed")
+                    tracing::error!(group = %group.filter, %error, "reading the log of a shared group failed");
+                    let mut state = group.state.lock();
+                    state.loading &= state.epoch != epoch;
                 }
             }
         });
@@ -300,15 +250,20 @@ impl Group {
                 return;
             }
             state.loading = false;
-            let page = match page {
-                Ok(page) => page,
+            let (page, damaged) = match page {
+                Ok(page) => (page, None),
                 Err(error) => {
                     tracing::error!(group = %self.filter, %error, "cannot read the log of a shared group");
-                    return;
+                    match error.damaged_entry() {
+                        Some((_, seq)) => (Vec::new(), Some(seq)),
+                        None => return,
+                    }
                 }
             };
+            // The group goes on behind an entry that cannot be read.
+            turn.counts.dropped_storage_failed += u64::from(damaged.is_some());
             // Only an empty page says that nothing is left.
-            let end = page.last().map_or(to, |entry| entry.seq);
+            let end = damaged.or_else(|| page.last().map(|entry| entry.seq)).unwrap_or(to);
             let mut next = from;
             for entry in page {
                 // Entries that are missing were never logged, or are settled and trimmed.
@@ -323,156 +278,6 @@ impl Group {
         }
         self.flush(broker);
         broker.finish(&mut turn);
-    }
-}
-
-impl State {
-    fn member(&mut self, session: u64) -> Option<&mut Member> {
-        self.members.iter_mut().find(|member| member.receiver.session == session)
-    }
-
-    /// An entry that was read from the log.
-    fn wait_again(&mut self, entry: LogEntry) {
-        if self.view.is_settled(entry.seq) || self.leased.contains_key(&entry.seq) {
-            return;
-        }
-        let again = entry.seq <= self.view.sent_until;
-        let (retain, body) = (entry.head.retain, entry.body.unwrap_or_default());
-        self.waiting.push_back(Entry { seq: entry.seq, message: entry.message, retain, body, again, commit: 0 });
-    }
-
-    /// QoS 0: to the next member that is there, or to nobody.
-    fn give_at_most_once(&mut self, broker: &Broker, entry: &Entry, turn: &mut Turn, later: Option<&mut HandOver>) {
-        let at = match self.choose(broker, &entry.message, |member| member.online) {
-            Choice::Member(at) => at,
-            Choice::NoRoom => return turn.counts.dropped(DropReason::NotPersistent),
-            Choice::Denied => return turn.counts.dropped(DropReason::AclDenied),
-        };
-        let Some(member) = self.members.get(at) else { return };
-        let delivery = member.delivery(entry, Source::Direct);
-        match later {
-            Some(later) => later.push(&member.receiver, delivery),
-            None => put(&member.receiver, delivery, turn),
-        }
-    }
-
-    /// Leases what waits to members that have room. What a commit hands over, and what came after it, waits for that.
-    fn pump(&mut self, group: &Group, broker: &Broker, turn: &mut Turn, now: Timestamp) {
-        while let Some(entry) = self.waiting.front() {
-            let outcome = broker.store.outcome(Lsn(entry.commit));
-            if outcome == Outcome::Pending {
-                return;
-            }
-            let lost = match outcome {
-                // Its publisher is told that it was not taken.
-                Outcome::Failed if entry.message.qos == QoS::ExactlyOnce => Some(DropReason::StorageFailed),
-                _ if !entry.again && entry.message.is_expired(now) => Some(DropReason::Expired),
-                _ => None,
-            };
-            let chosen = match lost {
-                Some(reason) => Err(reason),
-                None => {
-                    let message = entry.message.clone();
-                    match self.choose(broker, &message, Member::has_room) {
-                        Choice::Member(at) => Ok(at),
-                        Choice::NoRoom => return,
-                        Choice::Denied => Err(DropReason::AclDenied),
-                    }
-                }
-            };
-            let at = match chosen {
-                Ok(at) => at,
-                Err(reason) => {
-                    let Some(entry) = self.waiting.pop_front() else { return };
-                    turn.counts.dropped(reason);
-                    self.settle(group, entry);
-                    continue;
-                }
-            };
-            let Some(entry) = self.waiting.pop_front() else { return };
-            let Some(member) = self.members.get_mut(at) else { return };
-            let logged = group.is_logged();
-            let source = Source::Lease { group: group.id, seq: entry.seq, again: entry.again, logged };
-            let delivery = member.delivery(&entry, source);
-            if delivery.qos == QoS::AtMostOnce {
-                let delivery = Delivery { source: Source::Direct, ..delivery };
-                put(&member.receiver, delivery, turn);
-                self.settle(group, entry);
-                continue;
-            }
-            member.leases += 1;
-            let (receiver, session) = (member.receiver.clone(), member.receiver.session);
-            self.leased.insert(entry.seq, (session, entry));
-            put(&receiver, delivery, turn);
-        }
-    }
-
-    fn settle(&mut self, group: &Group, entry: Entry) {
-        self.view.settle(entry.seq);
-        if group.is_logged() {
-            self.unrecorded.push(entry);
-        }
-    }
-
-    /// Messages that no member has.
-    fn undelivered(&self) -> u64 {
-        self.waiting.len() as u64 + if self.behind { self.tail.saturating_sub(self.read_to) } else { 0 }
-    }
-
-    /// The next member in turn that `may` take a message and has the right to.
-    fn choose(&mut self, broker: &Broker, message: &Message, may: impl Fn(&Member) -> bool) -> Choice {
-        let count = self.members.len();
-        let rules = broker.auth.rules();
-        let has_right = |member: &Member| {
-            let who = member.receiver.identity.who(&member.receiver.client_id);
-            rules.verdict(who, Access::Receive, &message.topic).allowed
-        };
-        for step in 0..count {
-            let at = (self.next + step) % count;
-            if self.members.get(at).is_some_and(|member| may(member) && has_right(member)) {
-                self.next = (at + 1) % count;
-                return Choice::Member(at);
-            }
-        }
-        // Members of a group that the store remembers may still be to come.
-        let waits = self.members.is_empty() || self.members.iter().any(|member| !may(member) && has_right(member));
-        if waits { Choice::NoRoom } else { Choice::Denied }
-    }
-
-    /// Takes all leases of `session` back that `keep` does not name.
-    fn take_back(&mut self, session: u64, keep: impl Fn(u64) -> bool) {
-        let returned: Vec<u64> = self
-            .leased
-            .iter()
-            .filter(|(seq, (holder, _))| *holder == session && !keep(**seq))
-            .map(|(seq, _)| *seq)
-            .collect();
-        for seq in returned.iter().rev() {
-            if let Some((_, entry)) = self.leased.remove(seq) {
-                self.waiting.push_front(Entry { again: true, ..entry });
-            }
-        }
-        self.waiting.make_contiguous().sort_by_key(|entry| entry.seq);
-    }
-}
-
-impl Member {
-    fn takes_more_than_once(&self) -> bool {
-        self.options.qos != QoS::AtMostOnce
-    }
-
-    fn has_room(&self) -> bool {
-        self.online && self.leases < self.window
-    }
-
-    fn delivery(&self, entry: &Entry, source: Source) -> Delivery {
-        Delivery {
-            message: entry.message.clone(),
-            qos: lower(entry.message.qos, self.options.qos),
-            retain: entry.retain && self.options.retain_as_published,
-            subscription_ids: self.ids.clone(),
-            source,
-        }
     }
 }
 
@@ -620,7 +425,7 @@ impl Broker {
         self.adopt_leases(client, &group, turn, now);
         let mut groups = self.groups.by_filter.lock();
         let mut state = group.state.lock();
-        state.take_back(client.session.id, |_| false);
+        state.take_back(client.session.id, &leases_of(client, &group));
         state.members.retain(|member| member.receiver.session != client.session.id);
         if state.members.is_empty() {
             if !std::mem::replace(&mut state.ended, true) {
@@ -638,7 +443,10 @@ impl Broker {
 
     /// A QoS 2 exchange that is under way is completed by who leaves the group too: it goes on from the client's own log.
     fn adopt_leases(&self, client: &mut Client, group: &Arc<Group>, turn: &mut Turn, now: Timestamp) {
-        for seq in held_leases(client, group) {
+        for (seq, exactly_once) in leases_of(client, group) {
+            if !exactly_once {
+                continue;
+            }
             let Some(entry) = group.state.lock().leased.get(&seq).map(|(_, entry)| entry.clone()) else { continue };
             let id = client.session.id;
             if client.session.logged {
@@ -677,8 +485,7 @@ impl Broker {
             let Some(group) = self.groups.by_filter(filter) else { continue };
             let mut state = group.state.lock();
             if window.is_none() {
-                let held = held_leases(client, &group);
-                state.take_back(client.session.id, |seq| held.contains(&seq));
+                state.take_back(client.session.id, &leases_of(client, &group));
             }
             let leases = state.leased.values().filter(|(holder, _)| *holder == client.session.id).count();
             if let Some(member) = state.member(client.session.id) {
@@ -753,12 +560,9 @@ impl Broker {
     }
 }
 
-/// The QoS 2 leases of `group` that are in flight to `client`: nobody else may have them.
-fn held_leases(client: &Client, group: &Group) -> Vec<u64> {
-    let leases = client.session.leases().filter(|lease| lease.0 == group.id && lease.2);
-    let mut held: Vec<_> = leases.map(|lease| lease.1).collect();
-    held.sort_unstable();
-    held
+/// The leases of `group` that are in flight to `client`; `true` for QoS 2: nobody else may have that.
+fn leases_of(client: &Client, group: &Group) -> BTreeMap<u64, bool> {
+    client.session.leases().filter(|lease| lease.0 == group.id).map(|lease| (lease.1, lease.2)).collect()
 }
 
 fn adopt_into_log(client: &mut Client, group: u64, entry: &Entry, batch: &mut Batch) {
@@ -766,16 +570,6 @@ fn adopt_into_log(client: &mut Client, group: u64, entry: &Entry, batch: &mut Ba
     if let Some((packet_id, released)) = client.session.adopt(group, entry.seq, Source::Log { seq, body }) {
         let step = if released { Step::Released } else { Step::Sent };
         batch.put_open(client.session.id, &OpenEntry { seq, holder: 0, packet_id: packet_id.get(), step });
-    }
-}
-
-/// A lease that the receiver does not take comes back as its connection ends.
-fn put(receiver: &Receiver, delivery: Delivery, turn: &mut Turn) {
-    let leased = delivery.source != Source::Direct;
-    match receiver.put(delivery) {
-        Put::Queued(signal) => turn.touch(signal),
-        Put::Dropped(_) if leased => {}
-        Put::Dropped(reason) => turn.counts.dropped(reason),
     }
 }
 

@@ -95,6 +95,8 @@ struct Inbox {
     tail: u64,
     /// The receiver has settled all up to it.
     head: u64,
+    /// What it has settled beyond.
+    beyond: u64,
     /// The commit that the last entry is in.
     last_commit: u64,
     /// Log entries are not held here: the receiver finds them in its log.
@@ -131,15 +133,15 @@ impl Receiver {
     /// given out again.
     pub fn restored(&self, head: u64, tail: u64) {
         let mut inbox = self.inbox.lock();
-        inbox.head = head;
+        (inbox.head, inbox.beyond) = (head, 0);
         inbox.tail = inbox.tail.max(tail);
         inbox.behind = true;
     }
 
-    /// A connection owns the session: `signal` wakes it.
-    pub fn online(&self, signal: Arc<Signal>, head: u64) {
+    /// A connection owns the session: `signal` wakes it. Its log is settled up to `head`, and `beyond` entries after that.
+    pub fn online(&self, signal: Arc<Signal>, head: u64, beyond: u64) {
         let mut inbox = self.inbox.lock();
-        inbox.head = inbox.head.max(head);
+        (inbox.head, inbox.beyond) = (head, beyond);
         inbox.behind = self.logged && inbox.tail > inbox.head;
         inbox.signal = Some(signal);
     }
@@ -165,12 +167,6 @@ impl Receiver {
     /// Whether a connection owns the session.
     pub fn is_online(&self) -> bool {
         self.inbox.lock().signal.is_some()
-    }
-
-    /// Messages that wait in its log.
-    pub fn queued(&self) -> u64 {
-        let inbox = self.inbox.lock();
-        inbox.tail.saturating_sub(inbox.head)
     }
 
     /// Hands over deliveries that no log holds, in order.
@@ -235,7 +231,7 @@ impl Receiver {
         if inbox.ended {
             return Err(DropReason::SessionEnded);
         }
-        if self.limits.messages > 0 && inbox.tail.saturating_sub(inbox.head) >= self.limits.messages {
+        if is_full(self.limits.messages, inbox.tail, inbox.head, inbox.beyond) {
             return Err(DropReason::QueueFull);
         }
         inbox.tail += 1;
@@ -292,9 +288,10 @@ impl Receiver {
         Some((inbox.tail, inbox.last_commit))
     }
 
-    /// All up to `head` is settled.
-    pub fn settled(&self, head: u64) {
-        self.inbox.lock().head = head;
+    /// All up to `head` is settled, and `beyond` entries after that.
+    pub fn settled(&self, head: u64, beyond: u64) {
+        let mut inbox = self.inbox.lock();
+        (inbox.head, inbox.beyond) = (head, beyond);
     }
 
     /// The last sequence number given out.
@@ -351,6 +348,13 @@ impl Inbox {
     }
 }
 
+/// Whether no more than `limit` messages may wait in a log that ends at `tail` and is settled up to `head`, and `beyond` entries after
+/// that; 0 is no limit. What one message that is never settled keeps from being trimmed is bounded too.
+pub(super) fn is_full(limit: u64, tail: u64, head: u64, beyond: u64) -> bool {
+    let span = tail.saturating_sub(head);
+    limit > 0 && (span.saturating_sub(beyond) >= limit || span / SPAN_MAX >= limit)
+}
+
 /// A message as `receiver` gets it, before its source is known.
 pub(super) fn delivery(message: &Arc<Message>, qos: QoS, retain: bool, ids: Option<Arc<[u32]>>) -> Delivery {
     Delivery { message: message.clone(), qos, retain, subscription_ids: ids, source: Source::Direct }
@@ -359,3 +363,26 @@ pub(super) fn delivery(message: &Arc<Message>, qos: QoS, retain: bool, ids: Opti
 /// How much of its log a mailbox holds in memory before it falls behind.
 const HELD_MESSAGES: usize = 4096;
 const HELD_BYTES: usize = 1 << 20;
+/// How many entries a log may span for each message that may wait.
+const SPAN_MAX: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_full_of_what_waits() {
+        #[track_caller]
+        fn check((tail, head, beyond): (u64, u64, u64), expected: bool) {
+            assert_eq!(is_full(10, tail, head, beyond), expected);
+            assert!(!is_full(0, tail, head, beyond), "no limit");
+        }
+        check((9, 0, 0), false);
+        check((10, 0, 0), true);
+        check((110, 100, 0), true);
+        check((110, 100, 1), false);
+        // One that is stuck, and all behind it settled.
+        check((151, 0, 150), false);
+        check((160, 0, 159), true);
+    }
+}

@@ -184,7 +184,9 @@ impl Broker {
             lsn.0
         });
         client.will = will;
-        client.receiver.online(signal.clone(), client.session.log().head());
+        let log = client.session.log();
+        let (head, beyond) = (log.head(), log.settled_beyond());
+        client.receiver.online(signal.clone(), head, beyond);
         self.groups_online(&client, Some(terms.send_maximum), &mut turn, now);
         self.metrics.clients_connected.increment();
         owner.client = Some(client);
@@ -259,6 +261,9 @@ impl Broker {
     /// The client acknowledged a delivery.
     pub fn settle(&self, client: &mut Client, turn: &mut Turn, settled: Settled, now: Timestamp) {
         let id = client.session.id;
+        if settled.refused {
+            turn.counts.dropped(DropReason::Refused);
+        }
         if settled.complete {
             match settled.source {
                 Source::Direct => {}
@@ -353,11 +358,9 @@ impl Broker {
             return Some(client);
         }
         match ended {
-            Ended::Normally => drop(self.discard_will(&mut client)),
-            Ended::Abnormally => self.will_after_disconnect(&mut client, &mut turn, now),
+            Ended::Normally | Ended::Unanswered => drop(self.discard_will(&mut client)),
+            Ended::Abnormally | Ended::StoreFailed => self.will_after_disconnect(&mut client, &mut turn, now, now),
             Ended::Stopping => {}
-            // Of a session without a log, CONNECT was refused: its Will was never accepted.
-            Ended::StoreFailed => client.will = None,
         }
         if client.session.expiry_secs == 0 && ended != Ended::Stopping {
             self.sweep.session_ended(&client);
@@ -402,8 +405,9 @@ impl Broker {
                 router.unsubscribe(&filter.filter, Target::Session(client.session.id));
             }
         }
-        self.receivers.remove(&client.session.id);
-        self.metrics.sessions.decrement();
+        if self.receivers.remove_if(&client.session.id, |_, present| Arc::ptr_eq(present, &client.receiver)).is_some() {
+            self.metrics.sessions.decrement();
+        }
         tail
     }
 
@@ -445,13 +449,28 @@ impl Broker {
         self.store.failure().is_some()
     }
 
-    /// A page of the log of session `id`, from entry `from` on. Blocks on the disk.
+    /// A page of the log of session `id`, from entry `from` on. An entry that is damaged is passed over: it is lost, and the rest of
+    /// the log is not. Blocks on the disk.
     ///
     /// # Errors
     /// The log cannot be read.
-    pub fn read_log(&self, id: u64, from: u64) -> Result<Vec<Delivery>, LogError> {
-        let page = self.store.read_log(id, from, PAGE_MESSAGES, PAGE_BYTES)?;
-        Ok(page.into_iter().map(delivery_of).collect())
+    pub fn read_log(&self, id: u64, mut from: u64) -> Result<Vec<Delivery>, LogError> {
+        loop {
+            let error = match self.store.read_log(id, from, PAGE_MESSAGES, PAGE_BYTES) {
+                Ok(page) => return Ok(page.into_iter().map(delivery_of).collect()),
+                Err(error) => error,
+            };
+            let Some(seq) = error.damaged_entry().filter(|&(log, seq)| log == id && seq >= from).map(|(_, seq)| seq)
+            else {
+                return Err(error);
+            };
+            let client = self.receivers.get(&id).map(|receiver| receiver.client_id.clone()).unwrap_or_default();
+            tracing::error!(client = %client.escape_debug(), seq, %error, "a message cannot be read and is lost");
+            let mut turn = Turn::default();
+            turn.counts.dropped(DropReason::StorageFailed);
+            self.finish(&mut turn);
+            from = seq.saturating_add(1);
+        }
     }
 
     /// No further client is let in.

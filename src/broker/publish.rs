@@ -96,6 +96,8 @@ enum To {
 struct Routes {
     last: Option<Arc<Route>>,
     by_topic: HashMap<Box<str>, Arc<Route>, foldhash::fast::RandomState>,
+    /// What `by_topic` takes, in bytes, roughly.
+    bytes: usize,
 }
 
 /// What a commit hands over: QoS 2, and what follows it from the same publisher.
@@ -192,12 +194,51 @@ impl Turn {
     pub fn release(&mut self) {
         self.ops.shrink_to(0);
         self.touched.shrink_to(0);
+        self.routes.release();
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         self.wake();
+    }
+}
+
+impl Route {
+    /// What it takes in memory with its place in the cache, roughly.
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + 64 + 2 * self.topic.as_str().len() + self.hops.len() * size_of::<Hop>()
+    }
+}
+
+impl Routes {
+    /// The route to `topic`, if it is `fresh`; else it is forgotten.
+    fn get(&mut self, topic: &str, fresh: impl Fn(&Arc<Route>) -> bool) -> Option<Arc<Route>> {
+        let known = self.by_topic.get(topic)?;
+        if fresh(known) {
+            self.last = Some(known.clone());
+            return self.last.clone();
+        }
+        let stale = self.by_topic.remove(topic)?;
+        self.bytes = self.bytes.saturating_sub(stale.bytes());
+        None
+    }
+
+    /// Remembers a route that is not known.
+    fn insert(&mut self, route: &Arc<Route>) {
+        if self.bytes + route.bytes() > ROUTES_MAX_BYTES {
+            self.by_topic.clear();
+            self.bytes = 0;
+        }
+        self.bytes += route.bytes();
+        self.by_topic.insert(route.topic.as_str().into(), route.clone());
+        self.last = Some(route.clone());
+    }
+
+    /// Forgets all but the last, where that is short.
+    fn release(&mut self) {
+        let last = self.last.take().filter(|last| last.hops.len() <= HOPS_AT_REST);
+        *self = Self { last, ..Self::default() };
     }
 }
 
@@ -309,22 +350,15 @@ impl Broker {
         {
             return Some(last.clone());
         }
-        if let Some(known) = routes.by_topic.get(name)
-            && fresh(known)
-        {
-            routes.last = Some(known.clone());
-            return Some(known.clone());
+        if let Some(known) = routes.get(name, fresh) {
+            return Some(known);
         }
         let topic = match alias {
             Some(topic) => topic,
             None => TopicName::parse(topic).ok()?,
         };
         let route = Arc::new(self.find_route(publisher, topic, rules));
-        if routes.by_topic.len() >= ROUTES_MAX {
-            routes.by_topic.clear();
-        }
-        routes.by_topic.insert(route.topic.as_str().into(), route.clone());
-        routes.last = Some(route.clone());
+        routes.insert(&route);
         Some(route)
     }
 
@@ -387,8 +421,8 @@ impl Broker {
             turn.ops = self.hand_over(ops, turn, now);
             return;
         }
-        let (stored, awaited) = (std::mem::take(&mut turn.stored), std::mem::take(&mut turn.awaited));
-        let _ = stored;
+        turn.stored = false;
+        let awaited = std::mem::take(&mut turn.awaited);
         let (handed_over, lsn) = self.store.write(|batch| {
             if awaited {
                 batch.require_durable();
@@ -534,8 +568,8 @@ impl Broker {
             batch.trim(id, from, to);
         }
         batch.put_log_state(id, &log_state(log));
-        let head = log.head();
-        client.receiver.settled(head);
+        let (head, beyond) = (log.head(), log.settled_beyond());
+        client.receiver.settled(head, beyond);
     }
 }
 
@@ -569,8 +603,10 @@ pub(super) fn lower(one: QoS, other: QoS) -> QoS {
     if (one as u8) < other as u8 { one } else { other }
 }
 
-/// Topics whose route a connection remembers.
-const ROUTES_MAX: usize = 4096;
+/// What the routes that a busy connection remembers may take.
+const ROUTES_MAX_BYTES: usize = 2 << 20;
+/// How many receivers the last route may name that an idle connection remembers.
+const HOPS_AT_REST: usize = 16;
 /// Settled entries that are deleted by one range deletion.
 const TRIM_AT: u64 = 512;
 /// The same, where nothing else waits in the log.

@@ -11,7 +11,7 @@ use crate::{
     mqtt::{Filter, Message, PacketId, Timestamp, topic::InvalidTopic},
     session::{LogView, Open, Session},
     storage::{
-        self, LogEntry, OpenEntry, Recovered, RecoveredLog, Step, StoredSession, StoredSubscription, StoredWill,
+        self, LogEntry, OpenEntry, Orphan, Recovered, RecoveredLog, Step, StoredSession, StoredSubscription, StoredWill,
     },
 };
 
@@ -23,8 +23,8 @@ pub enum RecoveryError {
     /// The store cannot be read.
     #[error(transparent)]
     Store(#[from] storage::Error),
-    /// Connections of stored sessions are still there.
-    #[error("sessions that may be ahead of the store are still connected")]
+    /// Connections of stored sessions are still there, or between two connections.
+    #[error("sessions that may be ahead of the store are not back yet")]
     Busy,
     /// A record holds what no record may.
     #[error("the store holds the topic filter {filter:?} of client {client:?}, which is not valid")]
@@ -47,6 +47,7 @@ struct Found {
     leases: Vec<(u64, OpenEntry, LogEntry)>,
     wills: Vec<StoredWill>,
     retained: Vec<Arc<Message>>,
+    orphans: Vec<Orphan>,
 }
 
 struct FoundSession {
@@ -73,7 +74,7 @@ impl Broker {
     fn find(&self) -> Result<Found, RecoveryError> {
         let mut found = Found::default();
         let mut fault = None;
-        self.store.recover(&mut |record| match record {
+        let orphans = self.store.recover(&mut |record| match record {
             Recovered::Session { session, subscriptions, received, log } => {
                 let parsed = subscriptions.into_iter().map(|one| Ok((parse(&session.client_id, &one.filter)?, one)));
                 match parsed.collect() {
@@ -93,6 +94,7 @@ impl Broker {
             Recovered::Will(will) => found.wills.push(will),
         })?;
         fault.map_or(Ok(()), Err)?;
+        found.orphans = orphans;
         for (group, _, log) in &found.groups {
             for open in &log.open {
                 let page = self.store.read_log(group.log, open.seq, 1, 0)?;
@@ -106,6 +108,7 @@ impl Broker {
     /// Makes memory what the store is. `old`: the sessions that memory had; who publishes to them meanwhile finds their receivers.
     fn take_over(&self, mut found: Found, mut old: Clients, now: Timestamp) {
         let mut turn = Turn::default();
+        self.store.write(|batch| found.orphans.iter().for_each(|orphan| orphan.discard(batch)));
         for message in &found.retained {
             if let Some(at) = message.expires_at {
                 self.sweep.retained_expires(&message.topic, at);
@@ -145,7 +148,7 @@ impl Broker {
     fn restore_client(
         &self,
         found: FoundSession,
-        old: Option<Box<Client>>,
+        mut old: Option<Box<Client>>,
         turn: &mut Turn,
         now: Timestamp,
     ) -> Box<Client> {
@@ -154,7 +157,7 @@ impl Broker {
         // It was connected when the broker died: all that was logged may have been sent.
         let sent_until = if stored.connected { log.tail } else { stored.sent_until };
         let view = restore_view(&log, sent_until);
-        let head = view.head();
+        let (head, beyond) = (view.head(), view.settled_beyond());
         let session = Session::recovered(stored.id, client_id.clone(), stored.expiry_secs, received, view);
         let receiver = match &old {
             Some(old) => {
@@ -170,13 +173,16 @@ impl Broker {
                 receiver
             }
         };
+        receiver.settled(head, beyond);
         let disconnected_at = Some(if stored.connected { now } else { stored.disconnected_at });
+        // When its client left, and whether its Will is still due, memory knows better.
+        let disconnected_at = old.as_ref().and_then(|old| old.disconnected_at).or(disconnected_at);
+        let will = old.as_mut().and_then(|old| old.will.take());
         let subscriptions = subscriptions
             .into_iter()
             .map(|(filter, stored)| (filter, (stored.options, stored.subscription_id.unwrap_or_default())))
             .collect();
-        let mut client =
-            Box::new(Client { session, receiver, subscriptions, will: None, stored: true, disconnected_at });
+        let mut client = Box::new(Client { session, receiver, subscriptions, will, stored: true, disconnected_at });
         for (filter, (options, id)) in &client.subscriptions {
             self.add_route(&client, filter, *options, *id, turn, now);
         }
@@ -188,8 +194,12 @@ impl Broker {
         client
     }
 
-    /// The client of each Will is gone with the broker that died: its delay runs from now, or ran from its disconnection.
+    /// The client of each stored Will is gone with the broker that died: its delay runs from now, or ran from its disconnection.
     fn restore_wills(&self, wills: Vec<StoredWill>, clients: &mut Clients, turn: &mut Turn, now: Timestamp) {
+        for client in clients.values_mut() {
+            let since = client.disconnected_at.unwrap_or(now);
+            self.will_after_disconnect(client, turn, since, now);
+        }
         for stored in wills {
             let due_at = stored.due_at;
             match clients.get_mut(&stored.session) {
@@ -197,11 +207,9 @@ impl Broker {
                     client.will = Some(PendingWill::restore(stored));
                     match due_at {
                         Some(at) => self.sweep.will_due(client, at),
-                        None => self.will_after_disconnect(client, turn, now),
+                        None => self.will_after_disconnect(client, turn, now, now),
                     }
                 }
-                // After a failed commit only: its client is connected.
-                None if self.receivers.contains_key(&stored.session) => {}
                 None => {
                     let mut client = self.ghost(&stored);
                     client.will = Some(PendingWill::restore(stored));
@@ -226,27 +234,67 @@ impl Broker {
         }
     }
 
+    /// After a commit failed, memory is ahead of the store, never behind: a stored session or Will that it does not know has ended, and
+    /// the commit that says so failed. The Wills that it knows are those that are due.
+    fn discard_ended(&self, found: &mut Found, old: &Clients) {
+        let ended: Vec<_> = found.sessions.extract_if(.., |session| !old.contains_key(&session.stored.id)).collect();
+        let mut wills = std::mem::take(&mut found.wills);
+        wills.retain(|will| match old.get(&will.session) {
+            Some(client) => client.will.is_none(),
+            // Else its client is connected.
+            None => !self.receivers.contains_key(&will.session),
+        });
+        self.store.write(|batch| {
+            for FoundSession { stored, log, .. } in &ended {
+                batch.delete_session(stored.id);
+                batch.discard_log(stored.id, &log.state, log.tail);
+            }
+            wills.iter().for_each(|will| batch.delete_will(will.session));
+        });
+    }
+
+    /// Whether the registry holds every session that the store keeps. It does not while one is connected, or goes from one connection to
+    /// the next.
+    fn all_parked(&self) -> bool {
+        let logged = self.receivers.iter().filter(|receiver| receiver.logged);
+        let logged: Vec<_> = logged.map(|receiver| receiver.clone()).collect();
+        logged.iter().all(|receiver| {
+            let is_parked = |client: &mut Client| client.session.id == receiver.session;
+            self.registry.with_parked(&receiver.client_id, is_parked) == Some(true)
+        })
+    }
+
     /// After a commit failed: everything that the store should hold is read from it anew. Connections of stored sessions must be gone.
     ///
     /// # Errors
     /// [`RecoveryError`]: the store still does not work, or such a connection is not gone. To be tried again; until then nothing is
     /// forgotten, so that what is published to stored sessions fails and is not lost.
     pub fn rebuild(self: &Arc<Self>, now: Timestamp) -> Result<(), RecoveryError> {
-        {
-            let mut rebuilding = self.rebuilding.write();
-            if *rebuilding || self.logged_online() {
-                return Err(RecoveryError::Busy);
-            }
-            *rebuilding = true;
-        }
+        let rebuilding = Rebuilding::begin(self).filter(|_| self.all_parked()).ok_or(RecoveryError::Busy)?;
         self.retained.watch();
-        let rebuilt = self.store.reopen().map_err(RecoveryError::from).and_then(|()| self.find());
-        let rebuilt = rebuilt.map(|found| {
-            let old = self.registry.evict_all().into_iter().map(|client| (client.session.id, client)).collect();
-            self.take_over(found, old, now);
-        });
-        *self.rebuilding.write() = false;
-        rebuilt
+        let mut found = self.store.reopen(|| self.find())?;
+        let old = self.registry.evict_all().into_iter().map(|client| (client.session.id, client)).collect();
+        self.discard_ended(&mut found, &old);
+        self.take_over(found, old, now);
+        drop(rebuilding);
+        Ok(())
+    }
+}
+
+/// While it lives, everything is read from the store anew: nobody is let in, nothing expires.
+struct Rebuilding<'a>(&'a Broker);
+
+impl<'a> Rebuilding<'a> {
+    /// None where another one lives.
+    fn begin(broker: &'a Broker) -> Option<Self> {
+        let another = std::mem::replace(&mut *broker.rebuilding.write(), true);
+        (!another).then_some(Self(broker))
+    }
+}
+
+impl Drop for Rebuilding<'_> {
+    fn drop(&mut self) {
+        *self.0.rebuilding.write() = false;
     }
 }
 

@@ -69,6 +69,8 @@ pub struct Owner {
 /// How a connection ended, as far as its session is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
+    /// It got no CONNACK with Success: its Will was never accepted.
+    Unanswered,
     /// The client said DISCONNECT with Success: the Will is discarded [MQTT-3.14.4-3].
     Normally,
     /// Any other way: the Will is due [MQTT-3.1.2-8].
@@ -109,6 +111,11 @@ impl Registry {
         identity: &Identity,
         signal: &Arc<Signal>,
     ) -> Result<Option<Result<Owner, oneshot::Receiver<Owner>>>, Refused> {
+        // A session whose place is empty meanwhile is not gone.
+        let rebuilding = broker.rebuilding.read();
+        if *rebuilding {
+            return Err(Refused::StoreFailed);
+        }
         let owned = || State::Owned { identity: identity.clone(), signal: signal.clone(), claim: None };
         let owner = |client| Owner::new(broker, client_id, signal, client);
         let slot = match self.slots.entry(client_id.clone()) {
@@ -233,7 +240,7 @@ impl Owner {
             client_id: client_id.clone(),
             signal: signal.clone(),
             client,
-            ended: Ended::Abnormally,
+            ended: Ended::Unanswered,
             armed: true,
         }
     }

@@ -62,7 +62,8 @@ impl PendingWill {
 }
 
 impl Broker {
-    /// DISCONNECT with Success: the Will must not be published [MQTT-3.1.2-10], not after a crash either. The commit that says so.
+    /// DISCONNECT with Success, or no CONNACK: the Will must not be published [MQTT-3.1.2-10], not after a crash either. The commit
+    /// that says so.
     pub fn discard_will(&self, client: &mut Client) -> Option<u64> {
         client.will.take()?;
         let id = client.session.id;
@@ -73,10 +74,10 @@ impl Broker {
         Some(lsn.0)
     }
 
-    /// The connection ended otherwise: the Will is published now, or when its delay is over.
-    pub(super) fn will_after_disconnect(&self, client: &mut Client, turn: &mut Turn, now: Timestamp) {
+    /// The connection ended otherwise, at `since`: the Will is published now, or when its delay is over.
+    pub(super) fn will_after_disconnect(&self, client: &mut Client, turn: &mut Turn, since: Timestamp, now: Timestamp) {
         let Some(will) = &client.will else { return };
-        let due_at = will.due_at(now);
+        let due_at = will.due_at(since);
         if due_at <= now {
             self.publish_will(client, turn, now);
             return;

@@ -39,10 +39,31 @@ pub(super) fn faults(config: &Config, origins: &Origins) -> Vec<Fault> {
         let problem = "this build has no durable store (feature `rocksdb`): only \"memory\" can be served";
         fault("storage.durability".into(), problem.into());
     }
-    if let Err(error) = EnvFilter::builder().parse(&config.log.level) {
-        fault("log.level".into(), format!("{error}; write a level such as info, or pinnace=debug,info"));
+    if config.storage.commit_max_bytes < COMMIT_MIN_BYTES {
+        let problem = format!("nothing would ever be committed: at least {COMMIT_MIN_BYTES}");
+        fault("storage.commit_max_bytes".into(), problem);
+    }
+    if config.session.max_packet_size_bytes.get() < PACKET_MIN_BYTES {
+        let problem = format!("no CONNECT would be small enough: at least {PACKET_MIN_BYTES}");
+        fault("session.max_packet_size_bytes".into(), problem);
+    }
+    if let Some(problem) = level(&config.log.level) {
+        fault("log.level".into(), problem);
     }
     found
+}
+
+/// What is wrong with a log level. A word that is no level would be taken for a module, and nothing would be logged.
+fn level(text: &str) -> Option<String> {
+    if let Err(error) = EnvFilter::builder().parse(text) {
+        return Some(format!("{error}; write a level such as info, or pinnace=debug,info"));
+    }
+    let words = text.split(',').map(str::trim).filter(|word| !word.is_empty() && !word.contains(['=', '[', ':']));
+    let unknown = words.into_iter().find(|word| !LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word)))?;
+    let near = LEVELS
+        .iter()
+        .max_by(|one, other| strsim::jaro_winkler(one, unknown).total_cmp(&strsim::jaro_winkler(other, unknown)));
+    Some(format!("{unknown:?} is no level; did you mean {:?}?", near.unwrap_or(&"info")))
 }
 
 fn unguarded(listener: &ListenerConfig, has_passwords: bool) -> Option<String> {
@@ -74,3 +95,8 @@ fn certificates(listener: &ListenerConfig, tls: &TlsConfig) -> Option<&'static s
     (listener.allow_anonymous == Some(true))
         .then_some("contradicts allow_anonymous = true: without a certificate nobody gets in; drop one of the two")
 }
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+/// Less could not hold what one turn of a connection may store.
+const COMMIT_MIN_BYTES: usize = 64 * 1024;
+const PACKET_MIN_BYTES: u32 = 64;

@@ -121,6 +121,7 @@ impl Connection {
             ended = Some(poll_fn(|cx| self.poll(cx)).await);
         }
         let ended = ended.unwrap_or(Ended::Closed);
+        self.answer_last(&ended).await;
         self.say_goodbye(&ended);
         self.count_unsent();
         self.owner.ended = ended.for_session();
@@ -137,6 +138,34 @@ impl Connection {
         let taken = self.take_packets(early, now);
         self.hand_over(now);
         taken.err()
+    }
+
+    /// Packets that came in one segment with what ended the connection are answered like all others: once what they stand for is durable.
+    async fn answer_last(&mut self, ended: &Ended) {
+        match ended {
+            // An answer that could not be given ended it: those behind it must not overtake it.
+            Ended::Violated(Violation::NotDurable | Violation::AnswerTooLarge) => return,
+            Ended::Disconnected(_) | Ended::Malformed(_) | Ended::Violated(_) => {}
+            _ => return,
+        }
+        let broker = self.broker.clone();
+        let Some(client) = &mut self.owner.client else { return };
+        let outbox = &mut self.outbox;
+        let answered = poll_fn(|cx| {
+            // A failed commit ends the connection, which is ending.
+            if client.session.release(|lsn| broker.commit(lsn), clock::now(), outbox).is_err() {
+                return Poll::Ready(());
+            }
+            match client.session.awaited() {
+                Some(lsn) if broker.when_committed(lsn, cx.waker()) == Commit::Pending => Poll::Pending,
+                Some(_) => {
+                    cx.waker().wake_by_ref();
+                    Poll::Pending
+                }
+                None => Poll::Ready(()),
+            }
+        });
+        let _ = tokio::time::timeout(CLOSE_WAIT, answered).await;
     }
 
     /// The stream is closed only when no crash can bring the Will back.

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     auth::{Identity, certificate},
-    broker::{Owner, Refused, Signal},
+    broker::{Ended, Owner, Refused, Signal},
     clock,
     mqtt::{
         Outbox, Packet, ReasonCode, Version,
@@ -45,6 +45,8 @@ enum Failed {
     Malformed(#[from] Malformed),
     #[error("[MQTT-3.1.0-1] the first packet is no CONNECT")]
     NoConnect,
+    #[error("the CONNACK is larger than the client's Maximum Packet Size [MQTT-3.1.2-25]")]
+    TooSmall,
     #[error("CONNECT refused with {:#04x}: {why}", *reason as u8)]
     Refused { reason: ReasonCode, version: Version, maximum_packet_size: u32, why: String },
 }
@@ -161,7 +163,6 @@ async fn connect(
     if let Some(lsn) = connected.commit
         && !durable(shared, lsn).await
     {
-        owner.ended = crate::broker::Ended::StoreFailed;
         return Err(refused(ReasonCode::ServerUnavailable, "the store could not record the session"));
     }
     let mut outbox = Outbox::new(version);
@@ -169,7 +170,8 @@ async fn connect(
     outbox.request_problem_information(terms.problem_information);
     let properties = terms.connack(&connect, &broker.limits, assigned);
     let connack = ConnAck { session_present: connected.session_present, reason: ReasonCode::Success, properties };
-    let _ = outbox.packet(&Packet::ConnAck(Box::new(connack)));
+    outbox.packet(&Packet::ConnAck(Box::new(connack))).map_err(|_| Failed::TooSmall)?;
+    owner.ended = Ended::Abnormally;
     if let Some(client) = &mut owner.client {
         broker.resume(client, terms, &mut outbox, clock::now());
     }

@@ -226,14 +226,14 @@ impl Inbound {
                 if failed {
                     suback.reasons.fill(ReasonCode::ImplementationSpecificError);
                 }
-                let _ = outbox.packet(&Packet::SubAck(suback));
+                outbox.packet(&Packet::SubAck(suback)).map_err(|_| Violation::AnswerTooLarge)?;
             }
             Reply::UnsubAck(_) if failed && !version.is_v5() => return Err(Violation::NotDurable),
             Reply::UnsubAck(mut unsuback) => {
                 if failed {
                     unsuback.reasons.fill(ReasonCode::ImplementationSpecificError);
                 }
-                let _ = outbox.packet(&Packet::UnsubAck(unsuback));
+                outbox.packet(&Packet::UnsubAck(unsuback)).map_err(|_| Violation::AnswerTooLarge)?;
             }
             Reply::Publish(..) => return Err(Violation::NotDurable),
         }

@@ -13,6 +13,8 @@ pub(super) const LOG_IDS: u16 = 32_767;
 pub struct LogView {
     head: u64,
     settled: BTreeMap<u64, u64>,
+    /// How many entries `settled` holds.
+    beyond: u64,
     trimmed: u64,
     changed: bool,
     /// Entries up to this one may have been sent on an earlier connection: they carry DUP [MQTT-3.3.1-1].
@@ -40,14 +42,21 @@ impl LogView {
         open: impl IntoIterator<Item = (u64, Open)>,
         sent_until: u64,
     ) -> Self {
-        let settled = settled.into_iter().collect();
-        Self { head, settled, trimmed, changed: false, sent_until, open: open.into_iter().collect() }
+        let settled: BTreeMap<u64, u64> = settled.into_iter().collect();
+        let beyond = settled.iter().map(|(from, to)| to - from + 1).sum();
+        Self { head, settled, beyond, trimmed, changed: false, sent_until, open: open.into_iter().collect() }
     }
 
     /// All entries up to it are settled.
     #[must_use]
     pub fn head(&self) -> u64 {
         self.head
+    }
+
+    /// How many entries are settled beyond the head.
+    #[must_use]
+    pub fn settled_beyond(&self) -> u64 {
+        self.beyond
     }
 
     /// The settled ranges beyond the head, inclusive.
@@ -91,10 +100,12 @@ impl LogView {
                     break;
                 }
                 self.head = self.head.max(to);
+                self.beyond -= to - from + 1;
                 self.settled.pop_first();
             }
             return recorded;
         }
+        self.beyond += 1;
         let mut range = (seq, seq);
         if let Some((&from, &to)) = self.settled.range(..seq).next_back()
             && to + 1 == seq
@@ -161,6 +172,7 @@ mod tests {
                 for n in 1..64 {
                     prop_assert_eq!(view.is_settled(n), model.contains(&n), "seq {}", n);
                 }
+                prop_assert_eq!(view.head() + view.settled_beyond(), model.len() as u64);
                 let ranges: Vec<_> = view.settled_ranges().collect();
                 prop_assert!(ranges.windows(2).all(|pair| pair[0].1 + 1 < pair[1].0), "not merged: {:?}", ranges);
             }

@@ -409,7 +409,8 @@ impl Outbound {
         if self.flights.is_empty() {
             self.flights.shrink_to(16);
         }
-        let refused = ack.reason.is_failure();
+        // PUBCOMP only ends what PUBREC has taken.
+        let refused = ack.reason.is_failure() && flight.step != Step::Released;
         Some(Settled { packet_id: ack.packet_id, source: flight.source, complete: true, refused })
     }
 }

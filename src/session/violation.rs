@@ -27,6 +27,9 @@ pub enum Violation {
     /// A Topic Alias that was not set, or is above the maximum.
     #[error("[MQTT-3.3.2-9] topic alias {0} is above the maximum or was never set")]
     TopicAliasInvalid(u16),
+    /// A SUBACK or UNSUBACK would be larger than the client takes.
+    #[error("[MQTT-3.1.2-25] the answer is larger than the client's Maximum Packet Size")]
+    AnswerTooLarge,
     /// A retained message whose Topic Name has too many levels.
     #[error("a retained message whose topic has more than {0} levels (session.max_topic_levels)")]
     TooManyLevels(u16),
@@ -48,6 +51,7 @@ impl Violation {
             }
             Self::ReceiveMaximumExceeded(_) => ReasonCode::ReceiveMaximumExceeded,
             Self::TopicAliasInvalid(_) => ReasonCode::TopicAliasInvalid,
+            Self::AnswerTooLarge => ReasonCode::PacketTooLarge,
             Self::TooManyLevels(_) => ReasonCode::TopicNameInvalid,
             Self::KeepAliveTimeout => ReasonCode::KeepAliveTimeout,
             Self::NotDurable => ReasonCode::ImplementationSpecificError,

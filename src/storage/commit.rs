@@ -4,7 +4,7 @@
 //! Must not know what the batches hold.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc,
@@ -33,7 +33,7 @@ pub(super) struct Committer {
     /// Held while a batch is on its way: one at a time, in order.
     committing: Mutex<Spare>,
     marks: Marks,
-    waiting: Mutex<VecDeque<(Lsn, Vec<Waker>)>>,
+    waiting: Mutex<VecDeque<(Lsn, Wakers)>>,
     pub(super) garbage: Collector,
     pub(super) counts: Counts,
 }
@@ -64,8 +64,8 @@ struct Open {
     since: Option<Instant>,
     failure: Option<Arc<Error>>,
     stop: bool,
-    room: Vec<Waker>,
-    failed: Vec<Waker>,
+    room: Wakers,
+    failed: Wakers,
 }
 
 /// Memory that one batch leaves to the next but one.
@@ -90,8 +90,8 @@ impl Committer {
                 since: None,
                 failure: None,
                 stop: false,
-                room: Vec::new(),
-                failed: Vec::new(),
+                room: Wakers::default(),
+                failed: Wakers::default(),
             }),
             work: Condvar::new(),
             committing: Mutex::default(),
@@ -160,8 +160,12 @@ impl Committer {
         }
         let at = waiting.partition_point(|(other, _)| *other < lsn);
         match waiting.get_mut(at) {
-            Some((other, wakers)) if *other == lsn => add_waker(wakers, waker),
-            _ => waiting.insert(at, (lsn, vec![waker.clone()])),
+            Some((other, wakers)) if *other == lsn => wakers.add(waker),
+            _ => {
+                let mut wakers = Wakers::default();
+                wakers.add(waker);
+                waiting.insert(at, (lsn, wakers));
+            }
         }
         drop(waiting);
         if lsn.0 > self.marks.required.load(Ordering::Acquire) {
@@ -181,7 +185,7 @@ impl Committer {
     pub(super) fn when_room(&self, waker: &Waker) {
         let mut open = self.open.lock();
         if self.is_full() {
-            add_waker(&mut open.room, waker);
+            open.room.add(waker);
         } else {
             drop(open);
             waker.wake_by_ref();
@@ -196,7 +200,7 @@ impl Committer {
     pub(super) fn when_failed(&self, waker: &Waker) {
         let mut open = self.open.lock();
         if open.failure.is_none() {
-            add_waker(&mut open.failed, waker);
+            open.failed.add(waker);
         } else {
             drop(open);
             waker.wake_by_ref();
@@ -216,25 +220,29 @@ impl Committer {
     }
 
     /// See [`super::Store::reopen`].
-    pub(super) fn reopen(&self) -> Result<(), Error> {
+    pub(super) fn reopen<R, E: From<Error>>(&self, read: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
         let _committing = self.committing.lock();
         {
             let open = self.open.lock();
             match open.failure {
-                _ if open.stop => return Err(Error::Closed),
-                None => return Ok(()),
+                _ if open.stop => return Err(Error::Closed.into()),
+                None => {
+                    drop(open);
+                    return read();
+                }
                 Some(_) => {}
             }
         }
         self.engine.reopen()?;
         let opened = recover::open(&*self.engine)?;
+        let read = read()?;
         let mut open = self.open.lock();
         let discarded = open.batch.reload(opened);
         open.failure = None;
         self.marks.recovered(open.batch.lsn);
         open.batch.lsn.0 += 1;
         self.garbage.restart(discarded, open.batch.generation);
-        Ok(())
+        Ok(read)
     }
 
     /// Has what is open committed and synced, and ends the threads' loops.
@@ -290,7 +298,7 @@ impl Committer {
         self.marks.open_bytes.store(0, Ordering::Relaxed);
         let room = std::mem::take(&mut open.room);
         drop(open);
-        room.into_iter().for_each(Waker::wake);
+        room.wake();
 
         let sync = required && self.config.durability == Durability::Fsync;
         let written = match (spare.ops.is_empty(), sync) {
@@ -335,7 +343,8 @@ impl Committer {
         drop(open);
         run(callbacks, Outcome::Failed);
         self.wake_through(Lsn(u64::MAX));
-        room.into_iter().chain(failed).for_each(Waker::wake);
+        room.wake();
+        failed.wake();
     }
 
     /// Somebody waits for batch `lsn`.
@@ -377,7 +386,7 @@ impl Committer {
         let known = waiting.partition_point(|(other, _)| *other <= lsn);
         let known: Vec<_> = waiting.drain(..known).collect();
         drop(waiting);
-        known.into_iter().flat_map(|(_, wakers)| wakers).for_each(Waker::wake);
+        known.into_iter().for_each(|(_, wakers)| wakers.wake());
     }
 }
 
@@ -486,9 +495,23 @@ impl Marks {
     }
 }
 
-fn add_waker(wakers: &mut Vec<Waker>, waker: &Waker) {
-    if !wakers.iter().rev().take(8).any(|other| other.will_wake(waker)) {
-        wakers.push(waker.clone());
+/// Tasks to be woken, each once however often it asks, in the order in which they asked.
+#[derive(Default)]
+struct Wakers {
+    all: Vec<Waker>,
+    /// What tells them apart: a waker that is kept keeps its task, so that no other one has the same.
+    known: HashSet<(usize, usize), foldhash::fast::RandomState>,
+}
+
+impl Wakers {
+    fn add(&mut self, waker: &Waker) {
+        if self.known.insert((waker.data().addr(), std::ptr::from_ref(waker.vtable()).addr())) {
+            self.all.push(waker.clone());
+        }
+    }
+
+    fn wake(self) {
+        self.all.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -503,3 +526,30 @@ fn run(callbacks: Vec<Callback>, outcome: Outcome) {
 /// Memory that an empty batch keeps, in bytes.
 const SPARE_KEEP_BYTES: usize = 1 << 20;
 const FAILURES_KEPT: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::task::Wake;
+
+    use super::*;
+
+    struct Task(AtomicU64);
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn each_task_is_woken_once_however_often_it_asks() {
+        let tasks: Vec<_> = (0..100).map(|_| Arc::new(Task(AtomicU64::new(0)))).collect();
+        let mut wakers = Wakers::default();
+        for _ in 0..3 {
+            tasks.iter().for_each(|task| wakers.add(&Waker::from(task.clone())));
+        }
+        assert_eq!(wakers.all.len(), tasks.len());
+        wakers.wake();
+        assert!(tasks.iter().all(|task| task.0.load(Ordering::Relaxed) == 1));
+    }
+}

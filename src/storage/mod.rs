@@ -39,7 +39,7 @@ pub use error::{Error, Unreadable};
 pub use log::{LogEntry, RecoveredLog};
 pub use memory::MemoryEngine;
 pub use record::{EntryHead, LogState, OpenEntry, Step, StoredGroup, StoredSession, StoredSubscription, StoredWill};
-pub use recover::Recovered;
+pub use recover::{Orphan, Recovered};
 
 /// The id of a session, and of its log; the first is 1.
 pub type SessionId = u64;
@@ -195,17 +195,13 @@ impl Store {
         self.committer.step() || self.committer.garbage.collect(&self.committer)
     }
 
-    /// Gives `visit` all that is stored: sessions, then groups, then retained messages, then wills. For the start, and after
-    /// [`Store::reopen`], while nothing is written. `visit` may write. Blocks on the disk.
+    /// Gives `visit` all that is stored: sessions, then groups, then retained messages, then wills. For the start, and within
+    /// [`Store::reopen`], while nothing is written. What is returned belongs to none of these. Blocks on the disk.
     ///
     /// # Errors
     /// [`Error::Damaged`] names the record that cannot be read; [`Error::Engine`].
-    pub fn recover(&self, visit: &mut dyn FnMut(Recovered)) -> Result<(), Error> {
-        let orphans = recover::recover(self.committer.engine(), visit)?;
-        if !orphans.is_empty() {
-            self.write(|batch| orphans.iter().for_each(|orphan| orphan.discard(batch)));
-        }
-        Ok(())
+    pub fn recover(&self, visit: &mut dyn FnMut(Recovered)) -> Result<Vec<Orphan>, Error> {
+        recover::recover(self.committer.engine(), visit)
     }
 
     /// Adds what `f` puts to the open batch, and says which batch that is. Never waits for the disk. `f` runs under the batch's
@@ -292,13 +288,14 @@ impl Store {
         self.committer.when_failed(waker);
     }
 
-    /// After a failure: closes the engine and opens it anew. Batches from now on work again; what memory holds beyond the
-    /// disk is to be reloaded by [`Store::recover`]. Does nothing without a failure. Blocks on the disk; not for a callback.
+    /// After a failure: closes the engine and opens it anew, then calls `read`, which reads what memory holds beyond the disk, by
+    /// [`Store::recover`]. Batches work again only if that succeeds, too. Without a failure the engine is left as it is. Blocks on
+    /// the disk; not for a callback.
     ///
     /// # Errors
-    /// As [`Store::open`]; the store stays failed.
-    pub fn reopen(&self) -> Result<(), Error> {
-        self.committer.reopen()
+    /// As [`Store::open`], and those of `read`; the store stays failed.
+    pub fn reopen<R, E: From<Error>>(&self, read: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
+        self.committer.reopen(read)
     }
 
     /// Commits what is open, syncs, and lets go of the disk. Blocks on it; not for a callback.
@@ -352,7 +349,7 @@ fn durable_engine(_dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Error
 }
 
 /// An error with all its causes, in one line.
-fn in_full(error: &dyn std::error::Error) -> String {
+pub fn in_full(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 

@@ -101,13 +101,14 @@ pub(super) fn recover(engine: &dyn Engine, visit: &mut dyn FnMut(Recovered)) -> 
 
 /// Records of an owner without the owner: something was written for a session after its end.
 #[derive(Debug)]
-pub(super) struct Orphan {
+pub struct Orphan {
     id: LogId,
     log: RecoveredLog,
 }
 
 impl Orphan {
-    pub(super) fn discard(&self, batch: &mut Batch) {
+    /// Removes them.
+    pub fn discard(&self, batch: &mut Batch) {
         tracing::warn!(id = self.id, "records of a session or group that is gone are removed");
         batch.delete_session(self.id);
         batch.discard_log(self.id, &self.log.state, self.log.tail);

@@ -145,7 +145,7 @@ fn a_failed_write_fails_all_from_it_on_until_the_engine_is_opened_anew() {
         assert!(all.iter().all(|&lsn| store.outcome(lsn) == Outcome::Failed));
         assert!(store.failure().is_some() && store.health().failure.is_some());
 
-        store.reopen().unwrap();
+        reopen(&store).unwrap();
         assert!(store.failure().is_none());
         let again = write(5);
         assert_eq!(outcomes.recv_timeout(DEADLINE).unwrap(), (5, Outcome::Durable));
@@ -166,12 +166,16 @@ fn a_lasting_failure_can_be_tried_again_and_ends() {
     let lsn = put(&store, 1);
     wait_until(|| store.outcome(lsn) == Outcome::Failed);
     for _ in 0..3 {
-        store.reopen().unwrap_err();
+        reopen(&store).unwrap_err();
         let lsn = put(&store, 2);
         assert_eq!(store.outcome(lsn), Outcome::Failed);
     }
     engine.heal();
-    store.reopen().unwrap();
+    // Who opens it must be able to read it, too.
+    let unread: Result<(), Error> = store.reopen(|| Err(Error::UnknownFormat));
+    assert!(matches!(unread, Err(Error::UnknownFormat)) && store.failure().is_some());
+    assert_eq!(store.outcome(put(&store, 2)), Outcome::Failed);
+    reopen(&store).unwrap();
     let lsn = put(&store, 3);
     wait_until(|| store.outcome(lsn) == Outcome::Durable);
 }
@@ -218,7 +222,7 @@ fn after_the_end_everything_fails() {
     let flag = Flag::new();
     store.when_committed(lsn, &flag.waker());
     assert!(flag.is_set());
-    assert!(matches!(store.reopen(), Err(Error::Closed)));
+    assert!(matches!(reopen(&store), Err(Error::Closed)));
     assert!(matches!(store.read_log(1, 1, 1, 1), Err(Error::Closed)));
     store.close().unwrap();
 }
@@ -447,7 +451,7 @@ fn a_reopening_while_a_page_is_read_releases_nothing_twice() {
         store.write(|batch| batch.delete_retained(&TopicName::parse("t").unwrap()));
         store.step();
         assert!(store.failure().is_some());
-        store.reopen().unwrap();
+        reopen(&store).unwrap();
         store.step();
     }));
     while store.step() {}
@@ -476,6 +480,10 @@ pub(super) fn config(durability: Durability) -> Config {
 }
 
 /// Writes a session and waits for nothing.
+fn reopen(store: &Store) -> Result<(), Error> {
+    store.reopen(|| Ok(()))
+}
+
 fn put(store: &Store, id: SessionId) -> Lsn {
     let ((), lsn) = store.write(|batch| {
         batch.put_session(&session(id));

@@ -11,7 +11,7 @@ fn said(output: &Output) -> String {
 /// Every fault is told with file, line, column, key and the nearest valid key; exit code 2, by `serve` and by `config check` alike.
 #[test]
 fn faults_of_a_file_are_told_with_their_place() {
-    let cases: [(&str, &[&str]); 12] = [
+    let cases: [(&str, &[&str]); 15] = [
         ("[session]\nreceive_maximun = 5\n", &["pinnace.toml:2:", "receive_maximun", "receive_maximum"]),
         ("[sesion]\nreceive_maximum = 5\n", &["pinnace.toml:1:", "sesion", "session"]),
         ("[session]\nreceive_maximum = \"5\"\n", &["pinnace.toml:2:", "session.receive_maximum"]),
@@ -22,6 +22,9 @@ fn faults_of_a_file_are_told_with_their_place() {
         ("[[listener]]\naddress = \"127.0.0.1:0\"\nallow_anonymus = true\n", &["pinnace.toml:3:", "allow_anonymous"]),
         ("[storage]\ndurability = \"disk\"\n", &["pinnace.toml:2:", "durability", "fsync"]),
         ("[log]\nlevel = 5\n", &["pinnace.toml:2:", "log.level"]),
+        ("[log]\nlevel = \"warning\"\n", &["pinnace.toml:2:", "log.level", "\"warn\""]),
+        ("[storage]\ncommit_max_bytes = 0\n", &["pinnace.toml:2:", "storage.commit_max_bytes"]),
+        ("[session]\nmax_packet_size_bytes = 1\n", &["pinnace.toml:2:", "session.max_packet_size_bytes"]),
         ("[session\n", &["pinnace.toml:1:"]),
         (
             "[session]\nreceive_maximun = 5\n[log]\nformat = \"xml\"\n",

@@ -313,6 +313,24 @@ fn a_turn_that_fails_still_delivers_what_came_before() {
     }
 }
 
+/// What came in one segment with the DISCONNECT behind it is acknowledged all the same, once it is durable.
+#[test]
+fn a_disconnect_takes_no_acknowledgement_with_it() {
+    let broker = Broker::start();
+    let mut stored = broker.connect(&Connect::v5("stored").persistent());
+    stored.subscribe("stored", 1);
+    for level in 4..=5 {
+        for topic in ["stored", "nobody"] {
+            let mut client = broker.connect(&Connect::new(level, "short"));
+            let mut bytes = wire::publish(level == 5, &Publish { id: 7, ..publish_of(topic, "x", 1) });
+            bytes.extend_from_slice(&wire::DISCONNECT);
+            client.socket().write_all(&bytes).unwrap();
+            let code = client.acknowledged(wire::PUBACK, 7);
+            assert!(code < 0x80, "{topic}: {code:#x}");
+        }
+    }
+}
+
 impl Connect {
     fn expiry_if_v5(self, secs: u32) -> Self {
         if self.level == 5 { self.expiry(secs) } else { self }

@@ -281,6 +281,11 @@ fn a_clients_maximum_packet_size_is_kept() {
             .encode(),
     );
     assert!(tiny.receive_bytes().len() <= 20, "a refusing CONNACK");
+    // One that takes no CONNACK at all gets no session either [MQTT-3.2.0-1].
+    let mut tiny = broker.tcp();
+    tiny.speak_v5(true);
+    tiny.send(&Connect::v5("tiny").property(property::MAXIMUM_PACKET_SIZE, Value::Four(5)).encode());
+    assert_eq!(tiny.closed(), None);
 }
 
 /// Wrong properties in CONNECT are refused or end the connection (3.1.2.11): twice, 0 where that is no value, not of CONNECT.

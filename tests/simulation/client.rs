@@ -41,7 +41,6 @@ pub struct Client {
     pub acknowledges: bool,
     pub subscriptions: BTreeMap<&'static str, Subscribed>,
     outgoing: VecDeque<Outgoing>,
-    next_id: u16,
     spans: u64,
     /// QoS 2 ids received and not released, with what came under them.
     received: HashMap<u16, Number>,
@@ -108,7 +107,6 @@ impl Client {
             acknowledges: true,
             subscriptions: BTreeMap::new(),
             outgoing: VecDeque::new(),
-            next_id: 1,
             spans: 0,
             received: HashMap::new(),
             asked: Vec::new(),
@@ -495,15 +493,12 @@ impl Client {
         moved
     }
 
-    fn free_id(&mut self) -> u16 {
-        loop {
-            self.next_id = self.next_id % 200 + 1;
-            let id = self.next_id;
-            let subscribing = self.link.as_ref().is_some_and(|link| link.subscribing.contains_key(&id));
-            if !subscribing && self.outgoing.iter().all(|outgoing| outgoing.id != id) {
-                return id;
-            }
-        }
+    /// The lowest that is free, so that an id is used again soon.
+    fn free_id(&self) -> u16 {
+        let subscribing = |id| self.link.as_ref().is_some_and(|link| link.subscribing.contains_key(&id));
+        (1..)
+            .find(|id| !subscribing(*id) && self.outgoing.iter().all(|outgoing| outgoing.id != *id))
+            .expect("a free id")
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{config, head, message, session};
+use super::{config, head, message, reopen, session};
 use crate::{
     mqtt::{
         Message, PacketId, QoS, Timestamp, TopicName,
@@ -89,7 +89,7 @@ pub(super) fn model_of(store: &Store) -> Model {
             state: found.state,
         }
     };
-    store
+    let orphans = store
         .recover(&mut |recovered| match recovered {
             Recovered::Session { session, subscriptions, received, log: found } => {
                 order.push(1);
@@ -117,6 +117,7 @@ pub(super) fn model_of(store: &Store) -> Model {
             }
         })
         .unwrap();
+    store.write(|batch| orphans.iter().for_each(|orphan| orphan.discard(batch)));
     assert!(order.is_sorted(), "sessions, groups, retained, wills");
     model
 }
@@ -269,7 +270,7 @@ impl History {
         assert!(self.store.failure().is_some());
         let (_, lsn) = self.store.write(|batch| batch.new_id());
         assert_eq!(self.store.outcome(lsn), Outcome::Failed);
-        self.store.reopen().unwrap();
+        reopen(&self.store).unwrap();
         self.survived(durable);
         self.states = vec![(Lsn(durable), self.model.clone())];
     }
