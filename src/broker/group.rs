@@ -78,7 +78,7 @@ impl Group {
     }
 
     /// Gives `message` to a member, or keeps it until one has room. `log` is where it is appended, for a group with a log. With `later`
-    /// the commit of that batch hands it over.
+    /// the commit of that batch hands it over. `false`: the group has become a log, and the message must be given with one.
     #[allow(clippy::too_many_arguments)] // the publish path passes what it holds
     pub(super) fn give(
         self: &Arc<Self>,
@@ -89,23 +89,26 @@ impl Group {
         turn: &mut Turn,
         later: Option<&mut HandOver>,
         now: Timestamp,
-    ) {
+    ) -> bool {
         let mut state = self.state.lock();
         if state.ended {
             turn.counts.dropped(DropReason::SessionEnded);
-            return;
+            return true;
         }
         let mut entry =
             Entry { seq: state.tail + 1, message: message.clone(), retain, body: 0, again: false, commit: 0 };
         // Members that take QoS 0 alone are not kept anything for.
         if message.qos == QoS::AtMostOnce || !state.members.iter().any(Member::takes_more_than_once) {
             state.give_at_most_once(broker, &entry, turn, later);
-            return;
+            return true;
+        }
+        if log.is_none() && self.is_logged() {
+            return false;
         }
         let (head, beyond) = (state.view.head(), state.view.settled_beyond());
         if is_full(broker.limits.max_queued_messages, state.tail, head, beyond) {
             turn.counts.dropped(DropReason::QueueFull);
-            return;
+            return true;
         }
         let mut batch = None;
         if let Some((open, body)) = log.filter(|_| self.is_logged()) {
@@ -118,7 +121,7 @@ impl Group {
         state.tail = entry.seq;
         if state.behind {
             self.load_if_behind(broker, &mut state);
-            return;
+            return true;
         }
         if let Some(later) = later {
             entry.commit = later.commit;
@@ -137,6 +140,7 @@ impl Group {
             }
         }
         self.load_if_behind(broker, &mut state);
+        true
     }
 
     /// `session` has settled entry `seq`.
@@ -165,6 +169,25 @@ impl Group {
         self.load_if_behind(broker, &mut state);
     }
 
+    /// A persistent member comes: what the group holds in memory goes into its log.
+    fn become_log(&self, batch: &mut Batch) {
+        let mut state = self.state.lock();
+        batch.put_group(&stored_group(self));
+        state.last_commit = batch.lsn().0;
+        for entry in state.waiting.iter_mut() {
+            append(self.id, entry, batch);
+        }
+        for (seq, (holder, entry)) in &mut state.leased {
+            append(self.id, entry, batch);
+            if entry.message.qos == QoS::ExactlyOnce {
+                // After a crash it may go to nobody else.
+                let open = OpenEntry { seq: *seq, holder: *holder, packet_id: 0, step: Step::Sent };
+                batch.put_open(self.id, &open);
+            }
+        }
+        self.logged.store(true, Ordering::Release);
+    }
+
     /// What became of the commit that entries wait for is known.
     pub(super) fn committed(self: &Arc<Self>, broker: &Broker, turn: &mut Turn, now: Timestamp) {
         self.pump(broker, &mut self.state.lock(), turn, now);
@@ -188,6 +211,9 @@ impl Group {
 
     /// Writes what was settled since the last time.
     fn record(&self, state: &mut State, batch: &mut Batch) {
+        for seq in state.unleased.drain(..) {
+            batch.delete_open(self.id, seq);
+        }
         for entry in state.unrecorded.drain(..) {
             if entry.message.qos == QoS::ExactlyOnce {
                 batch.delete_open(self.id, entry.seq);
@@ -207,7 +233,7 @@ impl Group {
 
     /// The same, where no batch was at hand. Not under the group's lock.
     fn flush(&self, broker: &Broker) {
-        if self.is_logged() && !self.state.lock().unrecorded.is_empty() {
+        if self.is_logged() && self.state.lock().is_unrecorded() {
             broker.store.write(|batch| self.record(&mut self.state.lock(), batch));
         }
     }
@@ -301,9 +327,8 @@ impl Broker {
                     self.add_group(Group::new(id, filter.clone(), false, State::default()), &mut groups)
                 }
             };
-            if client.session.logged && !group.logged.swap(true, Ordering::AcqRel) {
-                let stored = stored_group(&group);
-                self.store.write(|batch| batch.put_group(&stored));
+            if client.session.logged && !group.is_logged() {
+                self.store.write(|batch| group.become_log(batch));
                 // Routes remember whether a message must be stored.
                 self.router.write().touch(&filter.filter);
             }
@@ -379,6 +404,7 @@ impl Broker {
             group.logged.store(false, Ordering::Release);
             let mut state = group.state.lock();
             state.unrecorded.clear();
+            state.unleased.clear();
             state.behind = false;
             drop(state);
             self.router.write().touch(&group.filter.filter);
@@ -425,7 +451,7 @@ impl Broker {
         self.adopt_leases(client, &group, turn, now);
         let mut groups = self.groups.by_filter.lock();
         let mut state = group.state.lock();
-        state.take_back(client.session.id, &leases_of(client, &group));
+        state.take_back(client.session.id, &leases_of(client, &group), group.is_logged());
         state.members.retain(|member| member.receiver.session != client.session.id);
         if state.members.is_empty() {
             if !std::mem::replace(&mut state.ended, true) {
@@ -485,7 +511,7 @@ impl Broker {
             let Some(group) = self.groups.by_filter(filter) else { continue };
             let mut state = group.state.lock();
             if window.is_none() {
-                state.take_back(client.session.id, &leases_of(client, &group));
+                state.take_back(client.session.id, &leases_of(client, &group), group.is_logged());
             }
             let leases = state.leased.values().filter(|(holder, _)| *holder == client.session.id).count();
             if let Some(member) = state.member(client.session.id) {
@@ -571,6 +597,14 @@ fn adopt_into_log(client: &mut Client, group: u64, entry: &Entry, batch: &mut Ba
         let step = if released { Step::Released } else { Step::Sent };
         batch.put_open(client.session.id, &OpenEntry { seq, holder: 0, packet_id: packet_id.get(), step });
     }
+}
+
+/// Appends what was held in memory alone.
+fn append(log: u64, entry: &mut Entry, batch: &mut Batch) {
+    let message = entry.message.clone();
+    let body = batch.body(&message, 1);
+    let head = EntryHead { qos: message.qos, retain: entry.retain, subscription_ids: Default::default() };
+    entry.body = batch.append(log, entry.seq, &head, &body).unwrap_or_default();
 }
 
 fn stored_group(group: &Group) -> StoredGroup {

@@ -468,7 +468,13 @@ impl Broker {
                     }
                     To::Group(group) => {
                         for message in messages.clone() {
-                            group.give(self, message, hop.retain(message), None, turn, None, now);
+                            let retain = hop.retain(message);
+                            if !group.give(self, message, retain, None, turn, None, now) {
+                                self.store.write(|batch| {
+                                    let body = batch.body(message, 1);
+                                    group.give(self, message, retain, Some((batch, &body)), turn, None, now)
+                                });
+                            }
                         }
                     }
                 }

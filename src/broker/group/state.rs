@@ -37,6 +37,8 @@ pub(super) struct State {
     pub(super) leased: BTreeMap<u64, (u64, Entry)>,
     /// Entries settled whose records are still to be removed from the store.
     pub(super) unrecorded: Vec<Entry>,
+    /// QoS 2 entries whose lease was taken back; the store may have a record of it.
+    pub(super) unleased: Vec<u64>,
     /// Entries after `read_to` are in the log alone.
     pub(super) behind: bool,
     pub(super) read_to: u64,
@@ -173,6 +175,10 @@ impl State {
         }
     }
 
+    pub(super) fn is_unrecorded(&self) -> bool {
+        !self.unrecorded.is_empty() || !self.unleased.is_empty()
+    }
+
     /// Messages that no member has.
     pub(super) fn undelivered(&self) -> u64 {
         self.waiting.len() as u64 + if self.behind { self.tail.saturating_sub(self.read_to) } else { 0 }
@@ -199,7 +205,7 @@ impl State {
     }
 
     /// Takes the leases of `session` back, but for QoS 2 that is `in_flight`. What is not in flight was never sent.
-    pub(super) fn take_back(&mut self, session: u64, in_flight: &BTreeMap<u64, bool>) {
+    pub(super) fn take_back(&mut self, session: u64, in_flight: &BTreeMap<u64, bool>, logged: bool) {
         let returned: Vec<u64> = self
             .leased
             .iter()
@@ -208,6 +214,9 @@ impl State {
             .collect();
         for seq in returned.iter().rev() {
             if let Some((_, entry)) = self.leased.remove(seq) {
+                if entry.message.qos == QoS::ExactlyOnce && logged {
+                    self.unleased.push(*seq);
+                }
                 let again = entry.again || in_flight.contains_key(seq);
                 self.waiting.push_front(Entry { again, ..entry });
             }

@@ -405,6 +405,45 @@ fn a_group_that_fell_behind_reads_its_log() {
     });
 }
 
+/// A group that lived in memory takes what it holds into its log when a persistent member comes: what waits, and what is leased.
+#[test]
+fn a_group_becomes_a_log() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let broker = broker();
+        let signal = Arc::new(Signal::default());
+        let (mut turn, now) = (Turn::default(), crate::clock::now());
+        let mut owners = Vec::new();
+        for (client_id, expiry_secs) in [("in memory", 0), ("kept", 3600)] {
+            let client_id: Arc<str> = client_id.into();
+            let claim = broker.registry.claim(&broker, &client_id, &Identity::ANONYMOUS, &signal);
+            let mut owner = claim.await.expect("nobody else claims");
+            begin(&broker, &mut owner, &signal, expiry_secs);
+            let client = owner.client.as_mut().expect("connected");
+            let filters = vec![(Ok(Filter::parse("$share/g/t").expect("a filter")), options())];
+            let subscribe = Subscribe { packet_id: PacketId::MIN, subscription_id: None, filters };
+            broker.subscribe(client, &mut turn, subscribe, now);
+            for n in 0..400 {
+                broker.publish_message(&mut turn, Message::clone(&message(n)), &client.receiver.clone());
+                broker.dispatch(client, &mut turn, now);
+            }
+            owners.push(owner);
+        }
+        let mut logs = Vec::new();
+        let found = broker.store.recover(&mut |record| {
+            if let crate::storage::Recovered::Group { group, .. } = record {
+                logs.push(group.log);
+            }
+        });
+        found.expect("it can be read");
+        assert_eq!(logs.len(), 1);
+        let entries = broker.store.read_log(logs[0], 1, usize::MAX, usize::MAX).expect("it can be read");
+        let seqs: Vec<u64> = entries.iter().map(|entry| entry.seq).collect();
+        assert_eq!(seqs, (1..=800).collect::<Vec<_>>());
+        broker.finish(&mut turn);
+    });
+}
+
 fn options() -> SubscriptionOptions {
     SubscriptionOptions {
         qos: QoS::ExactlyOnce,
