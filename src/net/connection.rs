@@ -165,17 +165,17 @@ impl Connection {
                 None => Poll::Ready(()),
             }
         });
-        let _ = tokio::time::timeout(CLOSE_WAIT, answered).await;
+        let _ = tokio::time::timeout(LAST_WAIT, answered).await;
     }
 
     /// The stream is closed only when no crash can bring the Will back.
     async fn discard_will(&mut self) {
         let Some(lsn) = self.owner.client.as_mut().and_then(|client| self.broker.discard_will(client)) else { return };
-        poll_fn(|cx| match self.broker.when_committed(lsn, cx.waker()) {
+        let discarded = poll_fn(|cx| match self.broker.when_committed(lsn, cx.waker()) {
             Commit::Pending => Poll::Pending,
             _ => Poll::Ready(()),
-        })
-        .await;
+        });
+        let _ = tokio::time::timeout(LAST_WAIT, discarded).await;
     }
 
     fn say_goodbye(&mut self, ended: &Ended) {
@@ -702,5 +702,7 @@ const SLICES_PER_WRITE: usize = 32;
 const LAST_LOOK_MILLIS: u64 = 100;
 /// How long after a change of the rules a message may still come that was routed under the old ones.
 const JUDGING_MILLIS: u64 = 10_000;
+/// How long a session stays with a connection that has ended, for a commit: who claims it must have it within a second.
+const LAST_WAIT: std::time::Duration = std::time::Duration::from_millis(400);
 const CLOSE_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
 const SUNK_MAX: usize = 1 << 20;
