@@ -266,6 +266,27 @@ fn retained_messages_are_judged_too() {
     ann.nothing();
 }
 
+/// What only an absent member of a group may have waits for it, and blocks nobody else's.
+#[test]
+fn a_members_rights_do_not_block_the_group() {
+    let broker = with_rules("user ann\ntopic read t/a\nuser bob\ntopic read t/b\n");
+    let away = login(Connect::v5("ann"), "ann").persistent();
+    let mut ann = broker.connect(&away);
+    ann.subscribe("$share/g/t/+", 1);
+    ann.disconnect();
+    let mut bob = user(&broker, "bob");
+    bob.subscribe("$share/g/t/+", 1);
+    let mut all = user(&broker, "all");
+    for topic in ["t/a", "t/b", "t/a", "t/b"] {
+        all.publish(topic, topic, 1);
+    }
+    assert_eq!([bob.text(), bob.text()], ["t/b", "t/b"]);
+    bob.nothing();
+    let mut ann = broker.connect(&away);
+    assert_eq!([ann.text(), ann.text()], ["t/a", "t/a"]);
+    ann.nothing();
+}
+
 /// Queued messages are judged when they are delivered: a right that was lost meanwhile is lost.
 #[test]
 fn a_queue_does_not_outlive_a_right() {

@@ -119,7 +119,9 @@ impl State {
 
     /// Leases what waits to members that have room. What a commit hands over, and what came after it, waits for that.
     pub(super) fn pump(&mut self, group: &Group, broker: &Broker, turn: &mut Turn, now: Timestamp) {
-        while let Some(entry) = self.waiting.front() {
+        // Entries that only members without room may have are looked past: they must not block those for others.
+        let mut past = 0;
+        while let Some(entry) = self.waiting.get(past) {
             let outcome = broker.store.outcome(Lsn(entry.commit));
             if outcome == Outcome::Pending {
                 return;
@@ -136,6 +138,10 @@ impl State {
                     let message = entry.message.clone();
                     match self.choose(broker, &message, Member::has_room) {
                         Choice::Member(at) => Ok(at),
+                        Choice::NoRoom if past < LOOK_PAST && self.members.iter().any(Member::has_room) => {
+                            past += 1;
+                            continue;
+                        }
                         Choice::NoRoom => return,
                         Choice::Denied => Err(DropReason::AclDenied),
                     }
@@ -144,13 +150,13 @@ impl State {
             let at = match chosen {
                 Ok(at) => at,
                 Err(reason) => {
-                    let Some(entry) = self.waiting.pop_front() else { return };
+                    let Some(entry) = self.waiting.remove(past) else { return };
                     turn.counts.dropped(reason);
                     self.settle(group, entry);
                     continue;
                 }
             };
-            let Some(entry) = self.waiting.pop_front() else { return };
+            let Some(entry) = self.waiting.remove(past) else { return };
             let Some(member) = self.members.get_mut(at) else { return };
             let logged = group.is_logged();
             let source = Source::Lease { group: group.id, seq: entry.seq, again: entry.again, logged };
@@ -254,3 +260,6 @@ fn put(receiver: &Receiver, delivery: Delivery, turn: &mut Turn) {
         Put::Dropped(reason) => turn.counts.dropped(reason),
     }
 }
+
+/// How many entries that nobody with room may have are looked past.
+const LOOK_PAST: usize = 64;
