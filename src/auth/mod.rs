@@ -61,15 +61,6 @@ impl Auth {
         Ok(Self { config: config.clone(), rules: ArcSwap::from_pointee(rules), generation: AtomicU64::new(1) })
     }
 
-    /// Reads the files again and puts their rules in force, all at once.
-    ///
-    /// # Errors
-    /// The fault of each file that is not right. The old rules then stay in force, those of a right file too.
-    pub fn reload(&self) -> Result<(), Vec<FileError>> {
-        self.install(self.read()?);
-        Ok(())
-    }
-
     /// Reads the files again. Nothing changes until [`Auth::install`].
     ///
     /// # Errors
@@ -167,6 +158,11 @@ mod tests {
         TopicName::parse(text).unwrap()
     }
 
+    fn reload(auth: &Auth) -> Result<(), Vec<FileError>> {
+        auth.install(auth.read()?);
+        Ok(())
+    }
+
     const DEVICE: Who<'_> = Who { username: Some("device"), client_id: "c" };
 
     #[test]
@@ -211,27 +207,27 @@ mod tests {
 
         fs::write(&acl_file, "user device\ntopic b").unwrap();
         fs::write(&password_file, "device").unwrap();
-        let faults = auth.reload().unwrap_err();
+        let faults = reload(&auth).unwrap_err();
         assert!(
             matches!(faults.as_slice(), [fault] if fault.path == password_file && (fault.line, fault.column) == (1, 1))
         );
         assert_eq!(in_force(&auth), first);
 
         fs::write(&acl_file, "\ntopics").unwrap();
-        let faults = auth.reload().unwrap_err();
+        let faults = reload(&auth).unwrap_err();
         assert!(
             matches!(faults.as_slice(), [acl, users] if acl.line == 2 && users.path == password_file),
             "{faults:?}"
         );
         fs::remove_file(&password_file).unwrap();
         fs::create_dir(&password_file).unwrap();
-        assert_eq!(auth.reload().unwrap_err().len(), 2);
+        assert_eq!(reload(&auth).unwrap_err().len(), 2);
         assert_eq!(in_force(&auth), first);
 
         fs::remove_dir(&password_file).unwrap();
         fs::write(&password_file, "").unwrap();
         fs::write(&acl_file, "user device\ntopic b").unwrap();
-        auth.reload().unwrap();
+        reload(&auth).unwrap();
         assert_eq!(in_force(&auth), (2, [false, true], Some(0)));
     }
 }

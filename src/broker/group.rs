@@ -32,7 +32,7 @@ use super::{
     mailbox::is_full,
     publish::{HandOver, Op, log_state},
 };
-use state::{Entry, Member, State};
+use state::{Entry, LOOK_PAST, Member, State};
 
 /// All groups.
 #[derive(Debug, Default)]
@@ -238,9 +238,13 @@ impl Group {
         }
     }
 
-    /// Reads on in the log, off the runtime's threads, once nothing waits in memory.
+    /// Reads on in the log, off the runtime's threads, once nothing waits in memory but what may be looked past.
     fn load_if_behind(self: &Arc<Self>, broker: &Broker, state: &mut State) {
-        if !state.behind || state.loading || !state.waiting.is_empty() || !state.members.iter().any(Member::has_room) {
+        if !state.behind
+            || state.loading
+            || state.waiting.len() > LOOK_PAST
+            || !state.members.iter().any(Member::has_room)
+        {
             return;
         }
         let (Some(broker), Ok(runtime)) = (broker.this(), tokio::runtime::Handle::try_current()) else { return };

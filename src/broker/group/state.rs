@@ -262,4 +262,4 @@ fn put(receiver: &Receiver, delivery: Delivery, turn: &mut Turn) {
 }
 
 /// How many entries that nobody with room may have are looked past.
-const LOOK_PAST: usize = 64;
+pub(super) const LOOK_PAST: usize = 64;

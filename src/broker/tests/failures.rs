@@ -2,14 +2,13 @@
 
 use std::{
     future::Future,
-    num::NonZeroU16,
     pin::pin,
     task::{Context, Poll, Waker},
 };
 
-use super::super::*;
+use super::{super::*, connect};
 use crate::{
-    mqtt::{QoS, TopicName, Version, packet::Will},
+    mqtt::{QoS, TopicName, packet::Will},
     storage::{
         Config, Durability, EntryHead, Recovered, Table,
         faulty::{Fault, FaultyEngine},
@@ -219,26 +218,6 @@ fn a_damaged_entry_of_a_log_is_passed_over() {
         assert_eq!(read, expected, "{damaged:?}");
         let lost = world.broker.metrics.snapshot().find(|sample| sample.name == "dropped_storage_failed").unwrap();
         assert!(lost.value >= damaged.len() as u64, "{damaged:?}");
-    }
-}
-
-fn connect(client_id: &str, expiry_secs: u32, will: Option<Will>) -> Connect {
-    Connect {
-        version: Version::V5,
-        clean_start: false,
-        keep_alive_secs: 0,
-        client_id: client_id.to_owned(),
-        will,
-        username: None,
-        password: None,
-        session_expiry_secs: expiry_secs,
-        receive_maximum: NonZeroU16::MAX,
-        maximum_packet_size: u32::MAX,
-        topic_alias_maximum: 0,
-        request_response_information: false,
-        request_problem_information: true,
-        authentication_method: None,
-        authentication_data: None,
     }
 }
 

@@ -4,7 +4,6 @@
 
 use std::{
     future::poll_fn,
-    num::NonZeroU16,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -14,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use super::super::*;
+use super::{super::*, connect};
 use crate::{
     mqtt::{
         Message, QoS, TopicName, Version,
@@ -31,28 +30,8 @@ fn broker() -> Arc<Broker> {
     Broker::new(crate::session::Limits::default(), Arc::new(store), auth)
 }
 
-fn connect(client_id: &str, expiry_secs: u32) -> Connect {
-    Connect {
-        version: Version::V5,
-        clean_start: false,
-        keep_alive_secs: 0,
-        client_id: client_id.to_owned(),
-        will: None,
-        username: None,
-        password: None,
-        session_expiry_secs: expiry_secs,
-        receive_maximum: NonZeroU16::MAX,
-        maximum_packet_size: u32::MAX,
-        topic_alias_maximum: 0,
-        request_response_information: false,
-        request_problem_information: true,
-        authentication_method: None,
-        authentication_data: None,
-    }
-}
-
 fn begin(broker: &Arc<Broker>, owner: &mut Owner, signal: &Arc<Signal>, expiry_secs: u32) -> Connected {
-    let connect = connect(&owner.client_id().clone(), expiry_secs);
+    let connect = connect(owner.client_id(), expiry_secs, None);
     let terms = Terms::negotiate(&connect, &broker.limits);
     let now = crate::clock::now();
     broker.connect(owner, &connect, &terms, &Identity::ANONYMOUS, signal, now).expect("the store works")
