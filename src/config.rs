@@ -21,7 +21,7 @@ pub use schema::Kind;
 
 use crate::net::config::ListenerConfig;
 use crate::storage::Durability;
-use crate::{auth, session, storage};
+use crate::{auth, broker, session, storage};
 
 /// Every option of the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +34,8 @@ pub struct Config {
     pub storage: storage::Config,
     /// Who may come in and do what.
     pub auth: auth::Config,
+    /// What all clients share.
+    pub broker: broker::Config,
     /// The limits of each session.
     pub session: session::Limits,
     /// What is logged, and how.
@@ -48,6 +50,7 @@ impl Default for Config {
             listeners: vec![ListenerConfig::default()],
             storage: storage::Config::default(),
             auth: auth::Config::default(),
+            broker: broker::Config::default(),
             session: session::Limits::default(),
             log: LogConfig::default(),
             server: ServerConfig::default(),

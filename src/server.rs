@@ -101,7 +101,7 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     let store = Arc::new(Store::open(&data_dir, &config.storage)?);
     let auth = Auth::load(&config.auth)?;
     say_what_is_allowed(&config);
-    let broker = Broker::new(config.session.clone(), store, auth);
+    let broker = Broker::new(config.broker.clone(), config.session.clone(), store, auth);
     broker.recover(started_at)?;
     tracing::info!(
         data_dir = %data_dir.display(),

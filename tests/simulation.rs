@@ -372,7 +372,7 @@ fn start(
     let config = Config { durability, ..Config::default() };
     let store = Arc::new(Store::stepped(engine.clone(), &config).expect("the store opens"));
     let auth = Auth::load(&pinnace::auth::Config::default()).expect("no files");
-    let broker = Broker::new(limits.clone(), store, auth);
+    let broker = Broker::new(pinnace::broker::Config::default(), limits.clone(), store, auth);
     executor.enter(|| broker.recover(now)).expect("what is stored can be read");
     let shared = Shared::in_memory(broker.clone());
     (broker, shared)

@@ -24,7 +24,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("net", &["broker", "session", "mqtt", "auth", "metrics", "clock"]),
     ("control", &["broker", "session", "mqtt", "auth", "metrics", "clock"]),
     // The modules whose Config it composes.
-    ("config", &["net", "session", "storage", "auth"]),
+    ("config", &["net", "broker", "session", "storage", "auth"]),
     (
         "server",
         &["mqtt", "session", "router", "storage", "auth", "metrics", "clock", "broker", "net", "control", "config"],

@@ -2,6 +2,7 @@
 //!
 //! Knows no socket: a connection is an owner of a session and a signal that wakes it.
 
+pub mod config;
 mod group;
 mod mailbox;
 mod publish;
@@ -28,6 +29,7 @@ use parking_lot::RwLock;
 
 /// Why the log of a session cannot be read.
 pub use crate::storage::Error as LogError;
+pub use config::Config;
 pub use group::Group;
 pub use mailbox::{Receiver, Signal};
 pub use publish::{Route, Turn};
@@ -55,6 +57,8 @@ use will::PendingWill;
 #[derive(Debug)]
 pub struct Broker {
     this: Weak<Self>,
+    /// What all clients share.
+    pub config: Config,
     /// What one client may use.
     pub limits: crate::session::Limits,
     /// The store.
@@ -104,10 +108,11 @@ pub struct Connected {
 impl Broker {
     /// A broker without sessions.
     #[must_use]
-    pub fn new(limits: crate::session::Limits, store: Arc<Store>, auth: Auth) -> Arc<Self> {
+    pub fn new(config: Config, limits: crate::session::Limits, store: Arc<Store>, auth: Auth) -> Arc<Self> {
         let router = Router::default();
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
+            config,
             limits,
             store,
             auth,

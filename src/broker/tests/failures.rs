@@ -26,7 +26,7 @@ impl World {
         let config = Config { durability: Durability::Fsync, ..Config::default() };
         let store = Arc::new(Store::stepped(engine.clone(), &config).unwrap());
         let auth = Auth::load(&crate::auth::Config::default()).unwrap();
-        let broker = Broker::new(crate::session::Limits::default(), store, auth);
+        let broker = Broker::new(crate::broker::Config::default(), crate::session::Limits::default(), store, auth);
         broker.recover(NOW).unwrap();
         Self { engine, broker }
     }

@@ -27,7 +27,7 @@ fn broker() -> Arc<Broker> {
     let config = Config { durability: Durability::Memory, ..Config::default() };
     let store = Store::with_engine(Arc::new(crate::storage::MemoryEngine::new()), &config).expect("a store");
     let auth = Auth::load(&crate::auth::Config::default()).expect("no files");
-    Broker::new(crate::session::Limits::default(), Arc::new(store), auth)
+    Broker::new(crate::broker::Config::default(), crate::session::Limits::default(), Arc::new(store), auth)
 }
 
 fn begin(broker: &Arc<Broker>, owner: &mut Owner, signal: &Arc<Signal>, expiry_secs: u32) -> Connected {

@@ -1,0 +1,234 @@
+//! What a connection sends to its client: retained messages, the mailbox, and the session's log where the mailbox is behind.
+//!
+//! Must not know what comes from the client, nor how bytes are written.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::task::JoinHandle;
+
+use super::{Connection, Ended, OUTBOX_MAX};
+use crate::{
+    broker::{Broker, Client, LogError, Turn},
+    clock,
+    metrics::DropReason,
+    mqtt::Timestamp,
+    session::{Commit, Delivered, Delivery, Source},
+};
+
+/// Reads the session's log, where the mailbox is behind.
+#[derive(Debug, Default)]
+pub(super) enum Reader {
+    /// The mailbox is open.
+    #[default]
+    Closed,
+    /// Read up to `read`; waits for the commit that holds the log's end.
+    Waiting { read: u64, tail: u64, commit: u64 },
+    /// A page after `read` is on its way.
+    Reading { read: u64, tail: u64, page: JoinHandle<Result<Vec<Delivery>, LogError>> },
+    /// All up to `read` stands in the mail.
+    Page { read: u64 },
+}
+
+impl Connection {
+    /// Deliveries go to the outbox while it is below its bound: first retained messages, then the mailbox, then the log.
+    pub(super) fn deliver(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<(), Ended> {
+        self.follow_rules(now);
+        while self.outbox.len() < OUTBOX_MAX {
+            if let Some((gate, _)) = self.replay.front() {
+                let left = self.owner.client.as_ref().is_some_and(|client| client.session.has_left(*gate));
+                let Some((gate, delivery)) = (if left { self.replay.pop_front() } else { None }) else { return Ok(()) };
+                if !self.send(&delivery, now) {
+                    self.replay.push_front((gate, delivery));
+                    return Ok(());
+                }
+                continue;
+            }
+            if self.sent < self.mail.len() {
+                if !self.send_mail(now) {
+                    return Ok(());
+                }
+                continue;
+            }
+            if !self.take_mail() && !self.read_log(cx)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends on from the mail until the outbox has its bound. `false` where the client's window is full.
+    fn send_mail(&mut self, now: Timestamp) -> bool {
+        let mail = std::mem::take(&mut self.mail);
+        let mut room = true;
+        for delivery in mail.get(self.sent..).unwrap_or_default() {
+            room = self.send(delivery, now);
+            if !room || self.outbox.len() >= OUTBOX_MAX {
+                self.sent += usize::from(room);
+                break;
+            }
+            self.sent += 1;
+        }
+        self.mail = mail;
+        if self.sent >= self.mail.len() {
+            self.mail.clear();
+            self.sent = 0;
+        }
+        room
+    }
+
+    /// Sends one delivery. `false` where the client's window is full.
+    fn send(&mut self, delivery: &Delivery, now: Timestamp) -> bool {
+        let Some(client) = &mut self.owner.client else { return true };
+        if !self.broker.is_current(client, delivery.source) {
+            return true;
+        }
+        let turn = &mut self.turn;
+        match client.session.deliver(delivery, now, &mut self.outbox) {
+            Delivered::Sent => turn.counts.messages_delivered += 1,
+            Delivered::Known => {}
+            Delivered::Full => return false,
+            Delivered::Expired => self.broker.give_up(client, turn, delivery.source, DropReason::Expired, now),
+            Delivered::TooLarge => self.broker.give_up(client, turn, delivery.source, DropReason::TooLarge, now),
+            Delivered::Record { packet_id } => {
+                turn.counts.messages_delivered += 1;
+                self.broker.record_packet_id(client, turn, delivery.source, packet_id);
+            }
+        }
+        true
+    }
+
+    /// Takes the mailbox. `false` where it was empty.
+    fn take_mail(&mut self) -> bool {
+        let Some(client) = &mut self.owner.client else { return false };
+        // What is empty here becomes the mailbox: the memory goes round.
+        let behind = client.receiver.take(&mut self.mail);
+        if behind && matches!(self.reader, Reader::Closed) {
+            self.reader = Reader::Page { read: client.session.log().head() };
+        }
+        if self.mail.is_empty() {
+            return false;
+        }
+        self.handled += self.mail.len();
+        if self.judging {
+            self.judge();
+        }
+        true
+    }
+
+    /// New rules hold for what waits here already, and for what publishers put for a while: their turn may have begun under the old ones.
+    fn follow_rules(&mut self, now: Timestamp) {
+        let rules = self.broker.auth.generation();
+        if rules != self.rules {
+            self.rules = rules;
+            self.judging = true;
+            self.rules_since = now;
+            self.judge();
+        } else if self.judging && now.millis_since(self.rules_since) > JUDGING_MILLIS {
+            self.judging = false;
+        }
+    }
+
+    /// Drops what the client may not receive any more of what is not sent yet.
+    fn judge(&mut self) {
+        let Some(client) = &mut self.owner.client else { return };
+        let mail = std::mem::take(&mut self.mail);
+        for delivery in mail.into_iter().skip(std::mem::take(&mut self.sent)) {
+            keep_if_allowed(&self.broker, client, &mut self.turn, &mut self.mail, delivery);
+        }
+        for (gate, delivery) in std::mem::take(&mut self.replay) {
+            if self.broker.may_receive(client, &delivery.message.topic) {
+                self.replay.push_back((gate, delivery));
+            } else {
+                self.turn.counts.dropped(DropReason::AclDenied);
+            }
+        }
+    }
+
+    /// Reads on in the session's log. `true` where something came.
+    fn read_log(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+        let Some(client) = &mut self.owner.client else { return Ok(false) };
+        loop {
+            match &mut self.reader {
+                Reader::Closed => return Ok(false),
+                Reader::Page { read } => {
+                    if client.session.room() == 0 {
+                        return Ok(false);
+                    }
+                    let read = *read;
+                    self.reader = match client.receiver.catch_up(read) {
+                        None => Reader::Closed,
+                        Some((tail, commit)) => Reader::Waiting { read, tail, commit },
+                    };
+                }
+                Reader::Waiting { read, tail, commit } => {
+                    let (read, tail) = (*read, *tail);
+                    match self.broker.when_committed(*commit, cx.waker()) {
+                        Commit::Pending => return Ok(false),
+                        Commit::Failed if self.broker.store_failed() => return Err(Ended::StoreFailed),
+                        // What failed before the store was mended is not in the log.
+                        Commit::Failed | Commit::Done => {}
+                    }
+                    let (broker, log) = (self.broker.clone(), client.session.id);
+                    let page = tokio::task::spawn_blocking(move || broker.read_log(log, read + 1));
+                    self.reader = Reader::Reading { read, tail, page };
+                }
+                Reader::Reading { read, tail, page } => {
+                    let Poll::Ready(entries) = Pin::new(page).poll(cx) else { return Ok(false) };
+                    let (read, tail) = (*read, *tail);
+                    let entries = entries
+                        .map_err(|error| Ended::LogUnreadable(error.to_string()))?
+                        .map_err(|error| Ended::LogUnreadable(error.to_string()))?;
+                    // Only an empty page says that nothing is left up to the tail.
+                    let end = entries.last().map_or(tail, Delivery::seq);
+                    self.page_came(read, end, entries);
+                    self.reader = Reader::Page { read: end };
+                    if !self.mail.is_empty() {
+                        return Ok(true);
+                    }
+                    return self.read_log(cx);
+                }
+            }
+        }
+    }
+
+    /// Puts a page in the mail. What the log has no entry for is settled: it was trimmed, or given up.
+    fn page_came(&mut self, read: u64, end: u64, entries: Vec<Delivery>) {
+        let Some(client) = &mut self.owner.client else { return };
+        let mut next = read + 1;
+        for delivery in entries {
+            client.session.log().settle_up_to(next, delivery.seq());
+            next = delivery.seq() + 1;
+            keep_if_allowed(&self.broker, client, &mut self.turn, &mut self.mail, delivery);
+        }
+        client.session.log().settle_up_to(next, end + 1);
+    }
+}
+
+fn keep_if_allowed(
+    broker: &Broker,
+    client: &mut Client,
+    turn: &mut Turn,
+    mail: &mut Vec<Delivery>,
+    delivery: Delivery,
+) {
+    if client.session.knows(delivery.source) {
+        return;
+    }
+    // What PUBREC was received for is no more than a packet id: PUBREL must follow.
+    let released = match delivery.source {
+        Source::Log { seq, .. } => client.session.log().open(seq).is_some_and(|open| open.released),
+        _ => false,
+    };
+    if released || broker.may_receive(client, &delivery.message.topic) {
+        mail.push(delivery);
+    } else {
+        broker.give_up(client, turn, delivery.source, DropReason::AclDenied, clock::now());
+    }
+}
+
+/// How long after a change of the rules a message may still come that was routed under the old ones.
+const JUDGING_MILLIS: u64 = 10_000;
