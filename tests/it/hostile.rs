@@ -1,86 +1,14 @@
 //! Clients that mean no good, or are broken: bounded memory and time, and nobody else notices.
 
-use std::{
-    io::Write,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use crate::support::{
-    Broker, Client, Connect, Lost, Packet, Random, Setup, Will,
+    Broker, Client, Connect, Lost, Packet, Random, Setup,
     client::publish_of,
     wire::{self, PUBACK, PUBREC, Publish},
 };
 
 const MEGABYTE: u64 = 1 << 20;
-
-/// Bytes that are no packet, in every version: each ends its connection, v5 with a reason (D80) [MQTT-4.13.1-1], [MQTT-2.1.3-1], [MQTT-4.7.0-1], and
-/// the neighbours exchange messages meanwhile (D88).
-#[test]
-fn malformed_packets_hurt_nobody_else() {
-    let broker = Broker::start();
-    let mut subscriber = broker.v4("subscriber");
-    subscriber.subscribe("t", 1);
-    let mut publisher = broker.v5("publisher");
-    let vectors: [&[u8]; 21] = [
-        &[0xc0, 0x80, 0x00],                   // a remaining length of more bytes than needed [MQTT-1.5.5-1]
-        &[0x00, 0x00],                         // reserved type
-        &[0x20, 0x02, 0, 0],                   // CONNACK from a client
-        &[0x90, 0x03, 0, 1, 0],                // SUBACK from a client
-        &[0xb0, 0x02, 0, 1],                   // UNSUBACK from a client
-        &[0xd0, 0x00],                         // PINGRESP from a client
-        &[0xc1, 0x00],                         // PINGREQ with flags
-        &[0xc0, 0x01, 0],                      // PINGREQ with a body
-        &[0x41, 0x02, 0, 1],                   // PUBACK with flags
-        &[0x60, 0x02, 0, 1],                   // PUBREL without its flags [MQTT-3.6.1-1]
-        &[0x40, 0x01, 0],                      // a short PUBACK
-        &[0x40, 0x02, 0, 0],                   // PUBACK of id 0
-        &[0x30, 0x00],                         // an empty PUBLISH
-        &[0x30, 0x02, 0, 9],                   // a topic beyond the end
-        &[0x30, 0x05, 0, 3, b'a', b'/', b'+'], // a topic with a wildcard [MQTT-3.3.2-2]
-        &[0x30, 0x05, 0, 3, b'a', 0, b'b'],    // a topic with NUL [MQTT-1.5.4-2]
-        &[0x30, 0x04, 0, 2, 0xc3, 0x28],       // a topic that is not UTF-8 [MQTT-1.5.4-1]
-        &[0x30, 0x05, 0, 3, 0xed, 0xa0, 0x80], // a surrogate
-        &[0x30, 0xff, 0xff, 0xff, 0xff, 0x01], // a remaining length of five bytes
-        &[0x82, 0x04, 0x00, 0x01, 0x00, 0x10], // SUBSCRIBE with a filter beyond the end (D89)
-        &[0xe1, 0x00],                         // DISCONNECT with flags [MQTT-3.14.1-1]
-    ];
-    for flags in [1u8, 2, 8] {
-        let mut client = broker.v5("broken");
-        client.send(&[0xf0 | flags, 0]);
-        assert_eq!(client.closed(), Some(0x81), "AUTH with flags [MQTT-3.15.1-1]");
-        let mut client = broker.v5("broken");
-        client.send(&[0xe0 | flags, 0]);
-        assert_eq!(client.closed(), Some(0x81), "DISCONNECT with flags [MQTT-3.14.1-1]");
-    }
-    for (n, bytes) in vectors.into_iter().enumerate() {
-        for level in 3..=5 {
-            let mut client = broker.connect(&Connect::new(level, "broken"));
-            client.send(bytes);
-            let reason = client.closed();
-            assert!(
-                if level == 5 { matches!(reason, Some(0x81 | 0x82 | 0x90)) } else { reason.is_none() },
-                "{bytes:02x?}: {reason:x?}"
-            );
-            publisher.publish("t", [n as u8], 1);
-            assert_eq!(subscriber.message().payload, [n as u8]);
-        }
-    }
-}
-
-/// A remaining length that is smaller than its packet: the rest is not taken for packets with effect (D87).
-#[test]
-fn a_short_remaining_length_has_no_effect() {
-    let broker = Broker::start();
-    let mut watcher = broker.v4("watcher");
-    watcher.subscribe("#", 0);
-    let mut bytes = Connect::v4("smuggler").will(Will::new("will", "x")).encode();
-    bytes[1] = 7;
-    bytes.extend(wire::publish(false, &publish_of("smuggled", "x", 0)));
-    let mut client = broker.tcp();
-    client.send(&bytes);
-    client.closed();
-    watcher.nothing();
-}
 
 /// CONNECTs that announce much, or send much, before anything is known of their sender (D82).
 #[test]
@@ -285,54 +213,4 @@ fn dropping_in_the_middle_of_qos_2_is_survived() {
 
 fn connect_is_v5(n: u16) -> bool {
     n % 2 == 1
-}
-
-/// What a turn has taken in before it fails still has its effect, and receivers are woken: PUBLISH and garbage, PUBLISH and DISCONNECT,
-/// PUBLISH and the end, all in one segment.
-#[test]
-fn a_turn_that_fails_still_delivers_what_came_before() {
-    let broker = Broker::start();
-    let mut volatile = broker.v4("volatile");
-    volatile.subscribe("t", 2);
-    let mut stored = broker.connect(&Connect::v5("stored").persistent());
-    stored.subscribe("t", 2);
-    for level in 4..=5 {
-        for qos in 0..3 {
-            for (name, tail) in [("garbage", &[0xff, 0xff, 0xff][..]), ("disconnect", &wire::DISCONNECT), ("end", &[])]
-            {
-                let client = broker.connect(&Connect::new(level, "short").expiry_if_v5(100));
-                let payload = format!("{level} {qos} {name}");
-                let publish = Publish { id: u16::from(qos > 0), ..publish_of("t", &payload, qos) };
-                let mut bytes = wire::publish(level == 5, &publish);
-                bytes.extend_from_slice(tail);
-                client.socket().write_all(&bytes).unwrap();
-                drop(client);
-                assert_eq!([volatile.text(), stored.text()], [payload.clone(), payload]);
-            }
-        }
-    }
-}
-
-/// What came in one segment with the DISCONNECT behind it is acknowledged all the same, once it is durable.
-#[test]
-fn a_disconnect_takes_no_acknowledgement_with_it() {
-    let broker = Broker::start();
-    let mut stored = broker.connect(&Connect::v5("stored").persistent());
-    stored.subscribe("stored", 1);
-    for level in 4..=5 {
-        for topic in ["stored", "nobody"] {
-            let mut client = broker.connect(&Connect::new(level, "short"));
-            let mut bytes = wire::publish(level == 5, &Publish { id: 7, ..publish_of(topic, "x", 1) });
-            bytes.extend_from_slice(&wire::DISCONNECT);
-            client.socket().write_all(&bytes).unwrap();
-            let code = client.acknowledged(wire::PUBACK, 7);
-            assert!(code < 0x80, "{topic}: {code:#x}");
-        }
-    }
-}
-
-impl Connect {
-    fn expiry_if_v5(self, secs: u32) -> Self {
-        if self.level == 5 { self.expiry(secs) } else { self }
-    }
 }

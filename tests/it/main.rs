@@ -13,7 +13,7 @@
 mod acl;
 mod auth;
 mod config_errors;
-mod connect;
+mod conformance;
 mod control;
 #[cfg(feature = "rocksdb")]
 mod durability;
@@ -22,11 +22,5 @@ mod hostile;
 #[cfg(feature = "rocksdb")]
 mod kill;
 mod mosquitto_oracle;
-mod properties;
-mod qos;
-mod retained;
-mod sessions;
-mod subscriptions;
 mod support;
 mod tls;
-mod wills;

@@ -1,18 +1,13 @@
-//! QoS 0, 1 and 2: handshakes, packet identifiers, order, and what a reconnecting client gets again.
+//! Quality of Service, retries, order and flow control (4.3 to 4.6, 4.9): handshakes, packet identifiers, and what a reconnecting client gets again.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
+use super::pair;
 use crate::support::{
-    Broker, Client, Connect, Lost, Packet, Setup,
+    Broker, Connect, Lost, Packet, Setup,
     client::publish_of,
     wire::{self, PUBACK, PUBCOMP, PUBREC, PUBREL, Publish},
 };
-
-fn pair(broker: &Broker, filter: &str, qos: u8) -> (Client, Client) {
-    let mut subscriber = broker.v5("subscriber");
-    subscriber.subscribe(filter, qos);
-    (subscriber, broker.v5("publisher"))
-}
 
 /// DUP belongs to one hop: a publisher's is not passed on (D23) [MQTT-3.3.1-3]; after its PUBACK an id is new (D24) [MQTT-4.3.2-5].
 #[test]
@@ -48,67 +43,6 @@ fn a_repeated_qos_2_publish_is_delivered_once() {
     subscriber.nothing();
 }
 
-/// DUP with QoS 0 and QoS 3 are malformed (D25) [MQTT-3.3.1-2], [MQTT-3.3.1-4]; so is packet identifier 0 [MQTT-2.2.1-3].
-#[test]
-fn impossible_publishes_end_the_connection() {
-    let broker = Broker::start();
-    for bytes in [&[0x38, 0x04, 0, 1, b't', b'x'][..], &[0x36, 0x05, 0, 1, b't', 0, 1], &[0x32, 0x05, 0, 1, b't', 0, 0]]
-    {
-        let mut old = broker.v4("old");
-        old.send(bytes);
-        assert_eq!(old.closed(), None, "{bytes:02x?}");
-        let mut modern = broker.v5("modern");
-        let mut with_properties = bytes.to_vec();
-        with_properties[1] += 1;
-        with_properties.insert(if bytes[0] == 0x38 { 5 } else { 7 }, 0);
-        modern.send(&with_properties);
-        assert_eq!(modern.closed(), Some(0x81), "{with_properties:02x?}");
-    }
-}
-
-/// More QoS 1 and 2 messages under way than the broker's Receive Maximum are an error in v5, and bounded before (D26) [MQTT-3.3.4-7].
-#[test]
-fn the_receive_maximum_of_the_broker_holds() {
-    let broker = Setup::new().config("[session]\nreceive_maximum = 10\n").start();
-    let mut modern = broker.v5("modern");
-    for id in 1..=11 {
-        modern.send_publish(&Publish { id, ..publish_of("t", "x", 2) });
-    }
-    assert_eq!(modern.closed_eventually(), Some(0x93));
-    let mut old = broker.v4("old");
-    let before = broker.resident_bytes();
-    let many = (1..=u16::MAX).flat_map(|id| wire::publish(false, &Publish { id, ..publish_of("t", "x", 2) }));
-    let bytes: Vec<u8> = many.collect();
-    for chunk in bytes.chunks(10_000) {
-        if old.try_send(chunk).is_err() {
-            break;
-        }
-        while old.try_receive(Duration::from_millis(1)).is_ok() {}
-    }
-    let grown = broker.resident_bytes().saturating_sub(before);
-    assert!(grown < 64 << 20, "{grown} bytes for the unreleased ids of one client");
-}
-
-/// The reason "no matching subscribers" is told only where there is none: an offline or a shared subscriber is one (D27).
-#[test]
-fn no_matching_subscribers_means_none() {
-    let broker = Broker::start();
-    let mut publisher = broker.v5("publisher");
-    for qos in 1..=2 {
-        assert!(matches!(publisher.publish_code(&publish_of("nobody", "x", qos)), 0 | 0x10));
-    }
-    let mut offline = broker.connect(&Connect::v5("offline").persistent());
-    offline.subscribe("offline", 1);
-    offline.disconnect();
-    let mut shared = broker.v5("shared");
-    shared.subscribe("$share/g/shared", 1);
-    for topic in ["offline", "shared"] {
-        for qos in 1..=2 {
-            assert_eq!(publisher.publish_code(&publish_of(topic, "x", qos)), 0, "{topic} at QoS {qos}");
-        }
-    }
-}
-
 /// Packet identifiers wrap past one that is still in flight, and are never 0 (D28) [MQTT-2.2.1-4], [MQTT-4.3.2-1], with and without a stored session.
 #[test]
 fn packet_identifiers_skip_one_in_flight() {
@@ -141,18 +75,6 @@ fn packet_identifiers_skip_one_in_flight() {
         subscriber.send(&wire::ack(PUBACK, stuck.id));
         subscriber.nothing();
         subscriber.disconnect();
-    }
-}
-
-/// An empty payload is a message like another (D29).
-#[test]
-fn empty_payloads_are_delivered() {
-    let broker = Broker::start();
-    let (mut subscriber, mut publisher) = pair(&broker, "t", 2);
-    for qos in 0..3 {
-        publisher.publish("t", "", qos);
-        let message = subscriber.message();
-        assert_eq!((message.payload.len(), message.qos), (0, qos));
     }
 }
 
@@ -230,22 +152,6 @@ fn the_order_of_a_publisher_holds_over_topics_and_qos() {
     }
 }
 
-/// A PUBREC for an id that nobody knows is answered with 0x92 (D34).
-#[test]
-fn an_unknown_pubrec_is_answered() {
-    let broker = Broker::start();
-    let mut client = broker.v5("x");
-    client.send(&wire::ack(PUBREC, 77));
-    assert_eq!(client.acknowledged(PUBREL, 77), 0x92);
-    // An acknowledgement that nobody waits for does no harm, also before v5, where there is no code for it.
-    client.send(&wire::ack(PUBACK, 78));
-    client.ping();
-    let mut old = broker.v4("old");
-    old.send(&wire::ack(PUBACK, 78));
-    old.send(&wire::ack(PUBCOMP, 79));
-    old.ping();
-}
-
 /// What was not acknowledged comes again after a resume, with DUP, its id and its order; what was received comes no more, only its PUBREL
 /// (D35) [MQTT-3.3.1-1], [MQTT-4.3.2-3], [MQTT-4.3.3-3], [MQTT-4.3.3-4], [MQTT-4.3.3-5], [MQTT-4.3.3-6], [MQTT-4.4.0-1].
 #[test]
@@ -287,28 +193,27 @@ fn what_was_in_flight_comes_again_after_a_resume() {
     }
 }
 
-/// A full queue of an absent subscriber is told: to the publisher or in the counters, and never by a silent gap (D36).
+/// More QoS 1 and 2 messages under way than the broker's Receive Maximum are an error in v5, and bounded before (D26) [MQTT-3.3.4-7].
 #[test]
-fn a_full_queue_is_told() {
-    let broker = Setup::new().config("[session]\nmax_queued_messages = 10\n").start();
-    let mut absent = broker.connect(&Connect::v5("absent").persistent());
-    absent.subscribe("t", 1);
-    absent.disconnect();
-    let mut publisher = broker.v5("publisher");
-    let refused = (0..20u8).filter(|n| publisher.publish_code(&publish_of("t", [*n], 1)) >= 0x80).count();
-    publisher.publish("end", "x", 1);
-    let dropped = broker.status_number("queue_full");
-    let mut absent = broker.connect(&Connect::v5("absent").persistent());
-    assert!(absent.session_present());
-    let queued = 20 - usize::try_from(dropped).unwrap().max(refused);
-    assert_eq!(queued, 10, "{refused} refused, {dropped} dropped");
-    let got: BTreeSet<u8> = (0..queued).map(|_| absent.message().payload[0]).collect();
-    assert_eq!(got.len(), 10);
-    absent.nothing();
-    // The queue has room again, and after a refusal the id is free (D33).
-    publisher.publish("t", "again", 1);
-    publisher.publish("t", "again", 2);
-    assert_eq!([absent.text(), absent.text()], ["again", "again"]);
+fn the_receive_maximum_of_the_broker_holds() {
+    let broker = Setup::new().config("[session]\nreceive_maximum = 10\n").start();
+    let mut modern = broker.v5("modern");
+    for id in 1..=11 {
+        modern.send_publish(&Publish { id, ..publish_of("t", "x", 2) });
+    }
+    assert_eq!(modern.closed_eventually(), Some(0x93));
+    let mut old = broker.v4("old");
+    let before = broker.resident_bytes();
+    let many = (1..=u16::MAX).flat_map(|id| wire::publish(false, &Publish { id, ..publish_of("t", "x", 2) }));
+    let bytes: Vec<u8> = many.collect();
+    for chunk in bytes.chunks(10_000) {
+        if old.try_send(chunk).is_err() {
+            break;
+        }
+        while old.try_receive(Duration::from_millis(1)).is_ok() {}
+    }
+    let grown = broker.resident_bytes().saturating_sub(before);
+    assert!(grown < 64 << 20, "{grown} bytes for the unreleased ids of one client");
 }
 
 /// The subscriber's Receive Maximum bounds what is in flight to it [MQTT-3.3.4-9], [MQTT-4.9.0-1], [MQTT-4.9.0-2]; QoS 0 and PINGREQ pass

@@ -1,6 +1,7 @@
-//! Sessions: how long they live, what they keep for an absent client, and whose they are.
+//! Session State (4.1): how long it lives, what it keeps for an absent client, and whose it is.
 
-use std::time::{Duration, Instant};
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 use crate::support::{
     Broker, Connect, Lost, Packet, Setup, Value,
@@ -62,33 +63,6 @@ fn a_clean_start_forgets() {
     }
 }
 
-/// A Session Expiry Interval in DISCONNECT counts (D37); one that was 0 cannot be raised (3.14.2.2.2).
-#[test]
-fn a_disconnect_may_change_the_session_expiry() {
-    let broker = Broker::start();
-    let expiry = |secs| [(property::SESSION_EXPIRY, Value::Four(secs))];
-    let present = |id: &str| {
-        let client = broker.connect(&Connect::v5(id).clean(false).expiry(100));
-        let present = client.session_present();
-        client.disconnect();
-        present
-    };
-    broker.connect(&Connect::v5("at-once").expiry(100)).disconnect_with(0, &expiry(0));
-    assert!(!present("at-once"));
-    let left = Instant::now();
-    broker.connect(&Connect::v5("soon").expiry(100)).disconnect_with(0, &expiry(1));
-    let sessions = broker.status_number("sessions");
-    broker.until_status("sessions", |now| now < sessions);
-    assert!(left.elapsed() >= Duration::from_secs(1), "gone after {:?}", left.elapsed());
-    assert!(!present("soon"));
-    broker.connect(&Connect::v5("longer").expiry(1)).disconnect_with(0, &expiry(100));
-    let mut raised = broker.v5("raised");
-    raised.send(&wire::disconnect(0, &expiry(100)));
-    assert_eq!(raised.closed(), Some(0x82));
-    assert!(!present("raised"));
-    assert!(present("longer"));
-}
-
 /// The Session Expiry Interval counts from the end of the connection, and a client that is there keeps its session
 /// [MQTT-4.1.0-1], [MQTT-4.1.0-2].
 #[test]
@@ -104,17 +78,6 @@ fn a_session_expires_after_its_client_left() {
     publisher.publish("t", "x", 1);
     assert_eq!(here.text(), "x");
     assert!(!broker.connect(&Connect::v5("gone").persistent()).session_present());
-}
-
-/// A limit on the Session Expiry Interval is told (D39, 3.2.2.3.2).
-#[test]
-fn a_shortened_session_expiry_is_told() {
-    let broker = Setup::new().config("[session]\nmax_session_expiry_secs = 60\n").start();
-    for (asked, told) in [(u32::MAX, Some(Value::Four(60))), (61, Some(Value::Four(60))), (60, None), (5, None)] {
-        let client = broker.connect(&Connect::v5("x").expiry(asked));
-        let said = client.connack_property(property::SESSION_EXPIRY).cloned();
-        assert!(said == told || (told.is_none() && said == Some(Value::Four(asked))), "{asked}: {said:?}");
-    }
 }
 
 /// `max_queued_messages = 0` is no limit (D40).
@@ -250,37 +213,6 @@ fn a_slow_reader_loses_nothing() {
     slow.nothing();
 }
 
-/// Acknowledgements and PINGREQ get in though deliveries wait for a reader (no dead lock of flow control).
-#[test]
-fn deliveries_that_wait_do_not_stop_reading() {
-    let broker = Broker::start();
-    let mut both = broker.connect(&Connect::v4("both").keep_alive(5));
-    both.subscribe("echo", 0);
-    let payload = vec![b'x'; 64 * 1024];
-    let packet = wire::publish(false, &publish_of("echo", &payload, 0));
-    // Published to itself, nothing read: 32 MiB both ways are more than all buffers hold.
-    for _ in 0..512 {
-        both.send(&packet);
-    }
-    both.ping();
-    let mut acknowledged = broker.v4("watcher");
-    acknowledged.ping();
-}
-
-/// What is published right after a SUBACK is delivered, also from another connection (D70).
-#[test]
-fn a_subscription_holds_from_its_suback_on() {
-    let broker = Broker::start();
-    let mut subscriber = broker.v4("subscriber");
-    let mut publisher = broker.v4("publisher");
-    for n in 0..500 {
-        let topic = format!("fresh/{n}");
-        subscriber.subscribe(&topic, 0);
-        publisher.publish(&topic, "x", 0);
-        assert_eq!(subscriber.message().topic, topic);
-    }
-}
-
 /// Fast reconnects leave the client counted once (D45).
 #[test]
 fn reconnects_are_counted_right() {
@@ -296,4 +228,28 @@ fn reconnects_are_counted_right() {
     assert_eq!(broker.status_number("sessions"), 1);
     drop(last);
     broker.until_status("clients_connected", |clients| clients == 0);
+}
+
+/// A full queue of an absent subscriber is told: to the publisher or in the counters, and never by a silent gap (D36).
+#[test]
+fn a_full_queue_is_told() {
+    let broker = Setup::new().config("[session]\nmax_queued_messages = 10\n").start();
+    let mut absent = broker.connect(&Connect::v5("absent").persistent());
+    absent.subscribe("t", 1);
+    absent.disconnect();
+    let mut publisher = broker.v5("publisher");
+    let refused = (0..20u8).filter(|n| publisher.publish_code(&publish_of("t", [*n], 1)) >= 0x80).count();
+    publisher.publish("end", "x", 1);
+    let dropped = broker.status_number("queue_full");
+    let mut absent = broker.connect(&Connect::v5("absent").persistent());
+    assert!(absent.session_present());
+    let queued = 20 - usize::try_from(dropped).unwrap().max(refused);
+    assert_eq!(queued, 10, "{refused} refused, {dropped} dropped");
+    let got: BTreeSet<u8> = (0..queued).map(|_| absent.message().payload[0]).collect();
+    assert_eq!(got.len(), 10);
+    absent.nothing();
+    // The queue has room again, and after a refusal the id is free (D33).
+    publisher.publish("t", "again", 1);
+    publisher.publish("t", "again", 2);
+    assert_eq!([absent.text(), absent.text()], ["again", "again"]);
 }

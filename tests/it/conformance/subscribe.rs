@@ -1,60 +1,10 @@
-//! Subscriptions: filters, options, shared ones, and the codes that answer them.
-
-use std::collections::BTreeMap;
+//! SUBSCRIBE and SUBACK (3.8, 3.9): filters, options, and the codes that answer them.
 
 use crate::support::{
-    Broker, Client, Connect, Lost, PATIENCE, Setup, Value,
+    Broker, Client, Connect, Lost, PATIENCE, Packet, Setup, Value,
     client::publish_of,
-    wire::{self, PUBACK, Packet, Publish, property},
+    wire::{self, Publish, property},
 };
-
-/// What a filter matches (D61): by level, empty ones too; case counts, a mark of byte order is a character [MQTT-1.5.4-3], [MQTT-3.3.2-3],
-/// [MQTT-4.7.1-2], [MQTT-4.7.2-1], [MQTT-4.7.3-4].
-#[test]
-fn filters_match_by_level() {
-    let broker = Broker::start();
-    let topics = ["/", "/a", "a", "a/", "a/b", "a//b", "a/b/c", "A", "$a/b", "a b/\u{e4}", "a/b/", "\u{feff}a"];
-    let cases: [(&str, &[&str]); 14] = [
-        ("#", &["/", "/a", "a", "a/", "a/b", "a//b", "a/b/c", "A", "a b/\u{e4}", "a/b/", "\u{feff}a"]),
-        ("+", &["a", "A", "\u{feff}a"]),
-        ("+/+", &["/", "/a", "a/", "a/b", "a b/\u{e4}"]),
-        ("/+", &["/", "/a"]),
-        ("a/#", &["a", "a/", "a/b", "a//b", "a/b/c", "a/b/"]),
-        ("a/+", &["a/", "a/b"]),
-        ("a/+/b", &["a//b"]),
-        ("+/b/#", &["a/b", "a/b/c", "a/b/"]),
-        ("$a/#", &["$a/b"]),
-        ("+/b", &["a/b"]),
-        ("$a/+", &["$a/b"]),
-        ("A", &["A"]),
-        ("a b/+", &["a b/\u{e4}"]),
-        ("a/b/+", &["a/b/c", "a/b/"]),
-    ];
-    let mut publisher = broker.v5("publisher");
-    for (filter, expected) in cases {
-        let mut subscriber = broker.v4("subscriber");
-        subscriber.subscribe(filter, 0);
-        subscriber.subscribe("end", 0);
-        for topic in topics {
-            publisher.publish(topic, topic, 0);
-        }
-        publisher.publish("end", "\0end", 0);
-        let mut got = subscriber.texts_until("\0end");
-        got.retain(|topic| topic != "\0end");
-        assert_eq!(got, expected, "{filter}");
-        if filter == "#" {
-            subscriber.texts_until_none();
-        }
-    }
-}
-
-impl Client {
-    /// Takes what a filter of everything got beyond the end.
-    fn texts_until_none(&mut self) {
-        self.ping();
-        while self.try_receive(std::time::Duration::ZERO).is_ok() {}
-    }
-}
 
 /// Filters that are none end the connection: v5 0x8F in the SUBACK is right too (D56) [MQTT-4.7.1-1], [MQTT-4.7.3-1],
 /// [MQTT-4.7.3-2], [MQTT-4.8.2-1], [MQTT-4.8.2-2].
@@ -259,136 +209,6 @@ fn the_limit_of_subscriptions_holds() {
     broker.until_status("subscriptions", |count| count == 0);
 }
 
-fn member(broker: &Broker, id: &str, filter: &str) -> Client {
-    let mut client = broker.connect(&Connect::v5(id).persistent());
-    client.subscribe(filter, 2);
-    client
-}
-
-/// Takes what is there for each member until `count` messages came; gives how many each got.
-fn shares(members: &mut [&mut Client], count: usize) -> Vec<usize> {
-    let mut got = vec![0; members.len()];
-    let mut seen = BTreeMap::new();
-    crate::support::eventually("all messages of the group", || {
-        for (i, member) in members.iter_mut().enumerate() {
-            while let Ok(Packet::Publish(publish)) = member.try_receive(std::time::Duration::from_millis(20)) {
-                member.send(&wire::ack(PUBACK, publish.id));
-                assert_eq!(seen.insert(publish.payload.clone(), i), None, "a message twice");
-                got[i] += 1;
-            }
-        }
-        (seen.len() >= count).then_some(())
-    });
-    got
-}
-
-/// A shared group gives each message to one member, and to all of them some; groups do not share with one another, nor with plain
-/// subscriptions (4.8.2).
-#[test]
-fn a_shared_group_divides_its_messages() {
-    let broker = Broker::start();
-    for persistent in [false, true] {
-        let connect = |id: &str| {
-            let connect = Connect::v5(id);
-            broker.connect(&if persistent { connect.persistent() } else { connect })
-        };
-        let (mut a, mut b, mut other, mut plain) = (connect("a"), connect("b"), connect("other"), connect("plain"));
-        a.subscribe("$share/g/t/#", 1);
-        b.subscribe("$share/g/t/#", 1);
-        other.subscribe("$share/h/t/#", 1);
-        plain.subscribe("t/#", 1);
-        let mut publisher = broker.v4("publisher");
-        (0..100u8).for_each(|n| publisher.publish("t/x", [n], 1));
-        let got = shares(&mut [&mut a, &mut b], 100);
-        assert!(got.iter().all(|count| *count >= 20), "{got:?}");
-        assert_eq!(shares(&mut [&mut other], 100), [100]);
-        assert_eq!(shares(&mut [&mut plain], 100), [100]);
-        [a, b, other, plain].into_iter().for_each(|client| {
-            client.disconnect_with(0, &[(property::SESSION_EXPIRY, Value::Four(0))][..usize::from(persistent)]);
-        });
-    }
-}
-
-/// A member that left gets nothing more: what comes goes to those that are there (D65, D67); when all are gone, it waits for one.
-#[test]
-fn a_shared_group_serves_those_that_are_there() {
-    let broker = Broker::start();
-    let mut a = member(&broker, "a", "$share/g/t");
-    let b = member(&broker, "b", "$share/g/t");
-    let mut publisher = broker.v4("publisher");
-    b.disconnect();
-    (0..100u8).for_each(|n| publisher.publish("t", [n], 1));
-    assert_eq!(shares(&mut [&mut a], 100), [100]);
-    a.disconnect();
-    (0..50u8).for_each(|n| publisher.publish("t", [n], 1));
-    let mut b = broker.connect(&Connect::v5("b").persistent());
-    assert!(b.session_present());
-    assert_eq!(shares(&mut [&mut b], 50), [50]);
-    let mut a = broker.connect(&Connect::v5("a").persistent());
-    a.nothing();
-    a.unsubscribe(&["$share/g/t"]);
-    (0..10u8).for_each(|n| publisher.publish("t", [n], 1));
-    assert_eq!(shares(&mut [&mut b], 10), [10]);
-    a.nothing();
-}
-
-/// QoS 1 in flight to a member that leaves goes to another one; QoS 2 in flight only ever to the same client [MQTT-4.8.2-4], and to nobody
-/// when its session ends [MQTT-4.8.2-5].
-#[test]
-fn what_a_leaving_member_holds_is_not_lost() {
-    let broker = Broker::start();
-    for qos in 1..=2 {
-        let (first, second) = (format!("first-{qos}"), format!("second-{qos}"));
-        let topic = format!("t/{qos}");
-        let mut a = member(&broker, &first, &format!("$share/g/{topic}"));
-        let mut publisher = broker.v4("publisher");
-        publisher.publish(&topic, "held", qos);
-        let held = a.delivery();
-        let mut b = member(&broker, &second, &format!("$share/g/{topic}"));
-        a.cut();
-        if qos == 1 {
-            assert_eq!(b.text(), "held");
-        }
-        b.nothing();
-        let mut a = broker.connect(&Connect::v5(&first).persistent());
-        if qos == 2 {
-            let again = a.delivery();
-            assert_eq!((again.dup, again.id, &*again.payload), (true, held.id, &b"held"[..]));
-            a.send(&wire::ack(wire::PUBREC, again.id));
-            a.acknowledged(wire::PUBREL, again.id);
-            a.send(&wire::ack(wire::PUBCOMP, again.id));
-        }
-        a.nothing();
-    }
-    let mut a = member(&broker, "ending", "$share/g/end");
-    let mut publisher = broker.v4("publisher");
-    publisher.publish("end", "held", 2);
-    a.delivery();
-    let mut b = member(&broker, "staying", "$share/g/end");
-    a.send(&wire::disconnect(0, &[(property::SESSION_EXPIRY, Value::Four(0))]));
-    a.closed();
-    publisher.publish("end", "next", 2);
-    assert_eq!(b.text(), "next");
-    b.nothing();
-}
-
-/// A message that a member refuses is not offered to another one, nor to it again (D66) [MQTT-4.8.2-6], [MQTT-4.4.0-2].
-#[test]
-fn a_refused_message_is_not_passed_on() {
-    let broker = Broker::start();
-    let mut a = member(&broker, "a", "$share/g/t");
-    let mut publisher = broker.v4("publisher");
-    publisher.publish("t", "refused", 1);
-    let refused = a.delivery();
-    let mut b = member(&broker, "b", "$share/g/t");
-    a.send(&wire::ack_with(PUBACK, refused.id, 0x80));
-    a.ping();
-    a.disconnect();
-    b.nothing();
-    let mut a = broker.connect(&Connect::v5("a").persistent());
-    a.nothing();
-}
-
 /// Ten thousand filters with wildcards at every level, and a match stays quick (D93).
 #[test]
 fn many_wildcards_match_in_bounded_time() {
@@ -442,23 +262,16 @@ fn each_subscriber_has_its_qos() {
     }
 }
 
-/// After UNSUBACK nothing new comes [MQTT-3.10.4-2]; what was on its way is completed [MQTT-3.10.4-3].
+/// What is published right after a SUBACK is delivered, also from another connection (D70).
 #[test]
-fn an_unsubscribe_completes_what_is_in_flight() {
+fn a_subscription_holds_from_its_suback_on() {
     let broker = Broker::start();
-    for persistent in [false, true] {
-        let connect = Connect::v5("subscriber").receive_maximum(1);
-        let mut subscriber = broker.connect(&if persistent { connect.persistent() } else { connect });
-        subscriber.subscribe("t", 2);
-        let mut publisher = broker.v4("publisher");
-        publisher.publish("t", "in flight", 2);
-        let in_flight = subscriber.delivery();
-        assert_eq!(subscriber.unsubscribe(&["t"]), [0]);
-        publisher.publish("t", "too late", 2);
-        subscriber.send(&wire::ack(wire::PUBREC, in_flight.id));
-        assert_eq!(subscriber.acknowledged(wire::PUBREL, in_flight.id), 0);
-        subscriber.send(&wire::ack(wire::PUBCOMP, in_flight.id));
-        subscriber.nothing();
-        subscriber.disconnect();
+    let mut subscriber = broker.v4("subscriber");
+    let mut publisher = broker.v4("publisher");
+    for n in 0..500 {
+        let topic = format!("fresh/{n}");
+        subscriber.subscribe(&topic, 0);
+        publisher.publish(&topic, "x", 0);
+        assert_eq!(subscriber.message().topic, topic);
     }
 }

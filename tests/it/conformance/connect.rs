@@ -1,14 +1,11 @@
-//! Connecting: versions, client ids, take-over, keep alive, and what is answered to a wrong beginning.
+//! CONNECT (3.1): versions, client ids, take-over, keep alive, and what is answered to a wrong beginning.
 
-use std::{
-    io::Write,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use crate::support::{
-    Broker, Connect, Lost, PATIENCE, Packet, Setup, Value, Will,
+    Broker, Client, Connect, Lost, PATIENCE, Packet, Setup, Value, Will,
     client::publish_of,
-    wire::{self, property},
+    wire::{self, Properties, property},
 };
 
 /// Protocol levels: 3.1, 3.1.1 and 5 are served; others get "unacceptable" in the form they suggest, and the end (D04) [MQTT-3.1.2-1],
@@ -176,44 +173,6 @@ fn client_ids_may_be_long_and_odd() {
     }
 }
 
-/// Without a client id the broker assigns one (v5: and says it) [MQTT-3.1.3-6], [MQTT-3.1.3-7], [MQTT-3.2.2-16]; before v5 only for a clean session
-/// [MQTT311-3.1.3-8].
-#[test]
-fn an_empty_client_id_is_replaced() {
-    let broker = Broker::start();
-    broker.v4("").ping();
-    assert_eq!(broker.refused(&Connect::v4("").clean(false)), 2);
-    let client = broker.connect(&Connect::v5("").expiry(60));
-    let Some(Value::Text(assigned)) = client.connack_property(property::ASSIGNED_CLIENT_ID).cloned() else {
-        panic!("no Assigned Client Identifier: {:?}", client.connack)
-    };
-    let other = broker.connect(&Connect::v5(""));
-    assert_ne!(other.connack_property(property::ASSIGNED_CLIENT_ID), Some(&Value::Text(assigned.clone())));
-    client.disconnect();
-    let again = broker.connect(&Connect::v5(&assigned).clean(false));
-    assert!(again.session_present(), "the assigned id is an id like any other");
-    assert_eq!(again.connack_property(property::ASSIGNED_CLIENT_ID), None);
-}
-
-/// Session Present: new, kept, discarded, and not left behind by a clean session (D12) [MQTT-3.1.2-4],
-/// [MQTT-3.1.2-6], [MQTT-3.2.2-1], [MQTT-3.2.2-2], [MQTT-3.2.2-3].
-#[test]
-fn session_present_tells_the_truth() {
-    let broker = Broker::start();
-    for (clean, present) in [(false, false), (false, true), (true, false), (false, false)] {
-        let client = broker.connect(&Connect::v4("device").clean(clean));
-        assert_eq!(client.session_present(), present);
-        client.disconnect();
-    }
-    // A v5 session without Session Expiry Interval ends with its connection (D81).
-    for _ in 0..2 {
-        let client = broker.connect(&Connect::v5("modern").clean(false));
-        assert!(!client.session_present());
-        client.cut();
-        broker.until_status("sessions", |sessions| sessions == 1);
-    }
-}
-
 /// An empty user name with an empty password is a user name like another: answered, and no harm done (D06).
 #[test]
 fn an_empty_user_name_is_no_accident() {
@@ -259,27 +218,6 @@ fn silence_beyond_the_keep_alive_ends_a_connection() {
     diligent.ping();
 }
 
-/// The broker's longest keep alive binds every version, and keep alive 0 too (D08) [MQTT-3.1.2-21].
-#[test]
-fn the_maximum_keep_alive_binds_every_version() {
-    let broker = Setup::new().config("[session]\nmax_keep_alive_secs = 2\n").start();
-    for asked in [0, 120] {
-        let mut modern = broker.connect(&Connect::v5("modern").keep_alive(asked));
-        assert_eq!(modern.connack_property(property::SERVER_KEEP_ALIVE), Some(&Value::Two(2)));
-        let mut old = broker.tcp();
-        if let Ok(Packet::ConnAck { code: 0, .. }) = old.try_login(&Connect::v4("old").keep_alive(asked)) {
-            old.closed();
-        }
-        assert_eq!(modern.closed(), Some(0x8d));
-    }
-    let mut equal = broker.connect(&Connect::v5("equal").keep_alive(2));
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(4) {
-        assert!(matches!(equal.try_receive(Duration::from_secs(1)), Err(Lost::TimedOut)));
-        equal.ping();
-    }
-}
-
 /// A connection that never finishes its CONNECT is closed in time (D16).
 #[test]
 fn a_connect_that_never_ends_is_closed() {
@@ -298,35 +236,20 @@ fn a_connect_that_never_ends_is_closed() {
     broker.v4("other").ping();
 }
 
-/// CONNECT and PUBLISH, one byte in each segment (D17).
+/// The broker's own topics and the will: a will that cannot be published to `$SYS` or `$CONTROL` does not reach anybody (D85).
 #[test]
-fn packets_may_come_byte_by_byte() {
+fn a_will_does_not_speak_for_the_broker() {
     let broker = Broker::start();
-    let mut subscriber = broker.v5("subscriber");
-    subscriber.subscribe("slow", 1);
-    let mut client = broker.tcp();
-    client.speak_v5(true);
-    let mut bytes = Connect::v5("bytewise").encode();
-    bytes.extend(wire::publish(true, &wire::Publish { id: 7, ..publish_of("slow", "drop by drop", 1) }));
-    for byte in bytes {
-        client.socket().write_all(&[byte]).unwrap();
+    let mut watcher = broker.v4("watcher");
+    watcher.subscribe_all(&[("$SYS/x", 0), ("$CONTROL/#", 0), ("will", 0)]);
+    for topic in ["$SYS/x", "$CONTROL/x", "will"] {
+        let mut client = broker.tcp();
+        if let Ok(Packet::ConnAck { code: 0, .. }) = client.try_login(&Connect::v4("x").will(Will::new(topic, topic))) {
+            client.cut();
+        }
     }
-    assert!(matches!(client.receive(), Packet::ConnAck { code: 0, .. }));
-    assert_eq!(client.acknowledged(wire::PUBACK, 7), 0);
-    assert_eq!(subscriber.text(), "drop by drop");
-}
-
-/// An authentication method that nobody knows is refused; AUTH without a method is a protocol error (D18) [MQTT-4.12.0-1].
-#[test]
-fn unknown_authentication_methods_are_refused() {
-    let broker = Broker::start();
-    let method = Connect::v5("x").property(property::AUTHENTICATION_METHOD, Value::Text("X".into()));
-    assert_eq!(broker.refused(&method), 0x8c);
-    let mut client = broker.v5("x");
-    let mut body = vec![0x19];
-    wire::properties(&mut body, &[(property::AUTHENTICATION_METHOD, Value::Text("X".into()))]);
-    client.send(&wire::packet(0xf0, &body));
-    assert_eq!(client.closed(), Some(0x82));
+    assert_eq!(watcher.text(), "will");
+    watcher.nothing();
 }
 
 /// At its limit of connections a listener refuses more, and serves again when some have gone; a reload in between changes nothing (D19).
@@ -349,44 +272,30 @@ fn a_full_listener_recovers() {
     }
 }
 
-/// What the CONNACK advertises is what is served (D21); what was not asked for is not told [MQTT-3.1.2-28], [MQTT-4.12.0-6].
+/// Wrong properties in CONNECT are refused or end the connection (3.1.2.11): twice, 0 where that is no value, not of CONNECT.
 #[test]
-fn the_connack_promises_what_is_kept() {
+fn wrong_properties_of_connect_are_refused() {
     let broker = Broker::start();
-    let mut client = broker.v5("x");
-    for id in [
-        property::RETAIN_AVAILABLE,
-        property::WILDCARD_AVAILABLE,
-        property::SUBSCRIPTION_ID_AVAILABLE,
-        property::SHARED_AVAILABLE,
-    ] {
-        assert!(matches!(client.connack_property(id), None | Some(Value::Byte(1))), "{:?}", client.connack);
-    }
-    assert_eq!(client.connack_property(property::MAXIMUM_QOS), None, "QoS 2 is served");
-    // Not asked for, not told.
-    assert_eq!(client.connack_property(property::RESPONSE_INFORMATION), None);
-    assert_eq!(client.connack_property(property::AUTHENTICATION_METHOD), None);
-    assert_eq!(client.connack_property(property::RECEIVE_MAXIMUM), Some(&Value::Two(1024)));
-    assert_eq!(client.connack_property(property::TOPIC_ALIAS_MAXIMUM), Some(&Value::Two(64)));
-    assert_eq!(client.connack_property(property::MAXIMUM_PACKET_SIZE), Some(&Value::Four(2_097_152)));
-    let number = [(property::SUBSCRIPTION_ID, Value::Variable(1))];
-    assert_eq!(client.subscribe_with(&number, &[("a/#", 2), ("$share/g/b/+", 2)]), [2, 2]);
-    client.publish_retained("a/b", "x", 2);
-    assert_eq!(client.text(), "x");
-}
-
-/// The broker's own topics and the will: a will that cannot be published to `$SYS` or `$CONTROL` does not reach anybody (D85).
-#[test]
-fn a_will_does_not_speak_for_the_broker() {
-    let broker = Broker::start();
-    let mut watcher = broker.v4("watcher");
-    watcher.subscribe_all(&[("$SYS/x", 0), ("$CONTROL/#", 0), ("will", 0)]);
-    for topic in ["$SYS/x", "$CONTROL/x", "will"] {
+    let cases: [(&str, Properties); 7] = [
+        ("Receive Maximum 0", vec![(property::RECEIVE_MAXIMUM, Value::Two(0))]),
+        ("Maximum Packet Size 0", vec![(property::MAXIMUM_PACKET_SIZE, Value::Four(0))]),
+        (
+            "Session Expiry twice",
+            vec![(property::SESSION_EXPIRY, Value::Four(1)), (property::SESSION_EXPIRY, Value::Four(1))],
+        ),
+        ("Request Problem Information 2", vec![(property::REQUEST_PROBLEM_INFORMATION, Value::Byte(2))]),
+        ("Topic Alias", vec![(property::TOPIC_ALIAS, Value::Two(1))]),
+        ("data without method", vec![(property::AUTHENTICATION_DATA, Value::Binary(vec![1]))]),
+        ("unknown", vec![(0x7f, Value::Byte(1))]),
+    ];
+    for (name, properties) in cases {
         let mut client = broker.tcp();
-        if let Ok(Packet::ConnAck { code: 0, .. }) = client.try_login(&Connect::v4("x").will(Will::new(topic, topic))) {
-            client.cut();
+        match client.try_login(&Connect { properties, ..Connect::v5("x") }) {
+            Ok(Packet::ConnAck { code, .. }) => assert!(matches!(code, 0x81 | 0x82), "{name}: {code:#x}"),
+            Err(Lost::Closed) => {}
+            other => panic!("{name}: {other:?}"),
         }
     }
-    assert_eq!(watcher.text(), "will");
-    watcher.nothing();
+    let mut client: Client = broker.v5("x");
+    client.ping();
 }

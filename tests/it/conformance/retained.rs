@@ -1,9 +1,9 @@
-//! Retained messages: stored, replaced, cleared, sent at a subscription.
+//! Retained messages (3.3.1.3): stored, replaced, cleared, sent at a subscription.
 
 use crate::support::{
-    Broker, Connect, Setup, Value,
+    Broker, Connect, Packet, Setup, Value,
     client::publish_of,
-    wire::{self, PUBACK, PUBREC, Packet, Publish, property},
+    wire::{self, PUBACK, PUBREC, Publish, property},
 };
 
 /// Stored, replaced, cleared by an empty payload, which is itself delivered (D46) [MQTT-3.3.1-5], [MQTT-3.3.1-6], [MQTT-3.3.1-7]; an empty

@@ -1,9 +1,10 @@
-//! The properties of MQTT 5.0: passed on, kept to, refused.
+//! PUBLISH (3.3): its flags and properties, passed on, kept to, refused.
 
+use super::pair;
 use crate::support::{
-    Broker, Client, Connect, Setup, Value, Will,
+    Broker, Connect, Value, Will,
     client::publish_of,
-    wire::{self, PUBACK, Packet, Properties, Publish, property},
+    wire::{Properties, Publish, property},
 };
 
 fn text(id: u8, text: &str) -> (u8, Value) {
@@ -158,25 +159,6 @@ fn a_message_expires_in_the_queue() {
     device.nothing();
 }
 
-/// Without problem information nothing but CONNACK, DISCONNECT and PUBLISH carries a Reason String or User Properties (D71) [MQTT-3.1.2-29].
-#[test]
-fn problem_information_is_sent_on_request_only() {
-    let broker = Setup::new().config("[session]\nmax_subscriptions = 1\n").start();
-    let mut client = broker.connect(&Connect::v5("x").property(property::REQUEST_PROBLEM_INFORMATION, Value::Byte(0)));
-    client.send(&wire::subscribe(true, 1, &[], &[("a", 0), ("b", 0), ("$share/g/", 0)]));
-    client.send(&wire::unsubscribe(true, 2, &["c"]));
-    client.send_publish(&Publish { id: 3, ..publish_of("nobody", "x", 1) });
-    client.send(&wire::ack(wire::PUBREL, 4));
-    client.send(&wire::ack(wire::PUBREC, 5));
-    client.send(&wire::PINGREQ);
-    while let Ok(packet) = client.try_receive(crate::support::PATIENCE) {
-        if matches!(packet, Packet::PingResp | Packet::Disconnect { .. }) {
-            break;
-        }
-        assert!(packet.properties().is_empty(), "{packet:?}");
-    }
-}
-
 /// A payload that claims to be UTF-8 and is not is delivered, or refused with 0x99 (D72).
 #[test]
 fn a_wrong_payload_format_is_no_catastrophe() {
@@ -224,94 +206,32 @@ fn wrong_properties_end_the_connection() {
     }
 }
 
-/// The Maximum Packet Size of the broker counts the whole packet (D76, 3.2.2.3.6).
+/// DUP with QoS 0 and QoS 3 are malformed (D25) [MQTT-3.3.1-2], [MQTT-3.3.1-4]; so is packet identifier 0 [MQTT-2.2.1-3].
 #[test]
-fn the_maximum_packet_size_counts_the_whole_packet() {
-    let broker = Setup::new().config("[session]\nmax_packet_size_bytes = 1000\n").start();
-    let mut subscriber = broker.v5("subscriber");
-    subscriber.subscribe("t", 1);
-    let of_size = |size: usize, level: u8| {
-        let empty = wire::publish(level == 5, &Publish { id: 1, ..publish_of("t", vec![0; 200], 1) }).len();
-        wire::publish(level == 5, &Publish { id: 1, ..publish_of("t", vec![b'x'; size - empty + 200], 1) })
-    };
-    for (level, reason) in [(4, None), (5, Some(0x95))] {
-        let mut client = broker.connect(&Connect::new(level, "x"));
-        let fits = of_size(1_000, level);
-        assert_eq!(fits.len(), 1_000);
-        client.send(&fits);
-        assert_eq!(client.acknowledged(PUBACK, 1), 0);
-        subscriber.message();
-        client.send(&of_size(1_001, level));
-        assert_eq!(client.closed(), reason);
-    }
-    subscriber.nothing();
-}
-
-/// Nothing that a client gets exceeds its Maximum Packet Size: acknowledgements go without explanation (D77) [MQTT-3.2.2-19], [MQTT-3.2.2-20],
-/// [MQTT-3.4.2-2], [MQTT-3.4.2-3], [MQTT-3.7.2-2], [MQTT-3.7.2-3], [MQTT-3.9.2-1], [MQTT-3.9.2-2], [MQTT-3.11.2-1], [MQTT-3.11.2-2]; a message that does not fit is left out, and the next comes [MQTT-3.1.2-24], [MQTT-3.1.2-25].
-#[test]
-fn a_clients_maximum_packet_size_is_kept() {
-    let broker = Setup::new().config("[session]\nmax_subscriptions = 2\n").start();
-    for persistent in [false, true] {
-        let connect = Connect::v5("x").property(property::MAXIMUM_PACKET_SIZE, Value::Four(30));
-        let mut client = broker.connect(&if persistent { connect.persistent() } else { connect });
-        client.subscribe("t", 1);
-        client.send(&wire::subscribe(true, 7, &[], &[("a", 0), ("b", 0)]));
-        client.send(&wire::unsubscribe(true, 8, &["c", "a"]));
-        client.send(&wire::ack(wire::PUBREL, 9));
-        client.send_publish(&Publish { id: 10, ..publish_of("nobody", "x", 1) });
-        for _ in 0..4 {
-            let bytes = client.receive_bytes();
-            assert!(bytes.len() <= 30, "{} bytes: {bytes:02x?}", bytes.len());
-        }
-        let mut publisher = broker.v5("publisher");
-        for payload in ["one", "much too long for a packet of thirty bytes", "two"] {
-            publisher.publish("t", payload, 1);
-        }
-        assert_eq!([client.text(), client.text()], ["one", "two"]);
-        client.nothing();
-        client.disconnect();
-    }
-    let mut tiny = broker.tcp();
-    tiny.speak_v5(true);
-    tiny.send(
-        &Connect::v5("tiny")
-            .property(property::MAXIMUM_PACKET_SIZE, Value::Four(20))
-            .property(property::AUTHENTICATION_METHOD, Value::Text("X".into()))
-            .encode(),
-    );
-    assert!(tiny.receive_bytes().len() <= 20, "a refusing CONNACK");
-    // One that takes no CONNACK at all gets no session either [MQTT-3.2.0-1].
-    let mut tiny = broker.tcp();
-    tiny.speak_v5(true);
-    tiny.send(&Connect::v5("tiny").property(property::MAXIMUM_PACKET_SIZE, Value::Four(5)).encode());
-    assert_eq!(tiny.closed(), None);
-}
-
-/// Wrong properties in CONNECT are refused or end the connection (3.1.2.11): twice, 0 where that is no value, not of CONNECT.
-#[test]
-fn wrong_properties_of_connect_are_refused() {
+fn impossible_publishes_end_the_connection() {
     let broker = Broker::start();
-    let cases: [(&str, Properties); 7] = [
-        ("Receive Maximum 0", vec![(property::RECEIVE_MAXIMUM, Value::Two(0))]),
-        ("Maximum Packet Size 0", vec![(property::MAXIMUM_PACKET_SIZE, Value::Four(0))]),
-        (
-            "Session Expiry twice",
-            vec![(property::SESSION_EXPIRY, Value::Four(1)), (property::SESSION_EXPIRY, Value::Four(1))],
-        ),
-        ("Request Problem Information 2", vec![(property::REQUEST_PROBLEM_INFORMATION, Value::Byte(2))]),
-        ("Topic Alias", vec![(property::TOPIC_ALIAS, Value::Two(1))]),
-        ("data without method", vec![(property::AUTHENTICATION_DATA, Value::Binary(vec![1]))]),
-        ("unknown", vec![(0x7f, Value::Byte(1))]),
-    ];
-    for (name, properties) in cases {
-        let mut client = broker.tcp();
-        match client.try_login(&Connect { properties, ..Connect::v5("x") }) {
-            Ok(Packet::ConnAck { code, .. }) => assert!(matches!(code, 0x81 | 0x82), "{name}: {code:#x}"),
-            Err(crate::support::Lost::Closed) => {}
-            other => panic!("{name}: {other:?}"),
-        }
+    for bytes in [&[0x38, 0x04, 0, 1, b't', b'x'][..], &[0x36, 0x05, 0, 1, b't', 0, 1], &[0x32, 0x05, 0, 1, b't', 0, 0]]
+    {
+        let mut old = broker.v4("old");
+        old.send(bytes);
+        assert_eq!(old.closed(), None, "{bytes:02x?}");
+        let mut modern = broker.v5("modern");
+        let mut with_properties = bytes.to_vec();
+        with_properties[1] += 1;
+        with_properties.insert(if bytes[0] == 0x38 { 5 } else { 7 }, 0);
+        modern.send(&with_properties);
+        assert_eq!(modern.closed(), Some(0x81), "{with_properties:02x?}");
     }
-    let mut client: Client = broker.v5("x");
-    client.ping();
+}
+
+/// An empty payload is a message like another (D29).
+#[test]
+fn empty_payloads_are_delivered() {
+    let broker = Broker::start();
+    let (mut subscriber, mut publisher) = pair(&broker, "t", 2);
+    for qos in 0..3 {
+        publisher.publish("t", "", qos);
+        let message = subscriber.message();
+        assert_eq!((message.payload.len(), message.qos), (0, qos));
+    }
 }

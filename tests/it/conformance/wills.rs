@@ -1,14 +1,9 @@
-//! Wills: when they are published, and when not.
+//! Will Messages (3.1.2.5, 3.1.3.2): when they are published, and when not.
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Broker, Client, Connect, Setup, Will, wire};
-
-fn watch(broker: &Broker, filter: &str) -> Client {
-    let mut watcher = broker.v5("watcher");
-    watcher.subscribe(filter, 2);
-    watcher
-}
+use super::watch;
+use crate::support::{Broker, Client, Connect, Lost, Setup, Will, wire};
 
 /// A cut connection publishes its will at the will's QoS and with its RETAIN (D13) [MQTT-3.1.2-7], [MQTT-3.1.2-8], [MQTT-3.1.2-14],
 /// [MQTT-3.1.2-15].
@@ -34,27 +29,6 @@ fn a_cut_connection_publishes_its_will() {
             }
         }
     }
-}
-
-/// DISCONNECT 0x00 discards the will, any other reason publishes it (D14) [MQTT-3.14.4-3], [MQTT-3.1.2-10].
-#[test]
-fn the_reason_of_a_disconnect_decides_about_the_will() {
-    let broker = Broker::start();
-    let mut watcher = watch(&broker, "will");
-    let check = |level: u8, bytes: &[u8], name: &str| {
-        let mut client = broker.connect(&Connect::new(level, "mortal").will(Will::new("will", name)));
-        client.send(bytes);
-        client.closed();
-    };
-    check(5, &wire::DISCONNECT, "none: normal, short");
-    check(5, &[0xe0, 1, 0], "none: normal");
-    check(4, &wire::DISCONNECT, "none: 3.1.1");
-    check(5, &[0xe0, 1, 0x04], "with will");
-    check(5, &wire::disconnect(0x80, &[]), "unspecified");
-    let mut texts = [watcher.text(), watcher.text()];
-    texts.sort();
-    assert_eq!(texts, ["unspecified", "with will"]);
-    watcher.nothing();
 }
 
 /// The will is published too when the broker ends the connection: for a malformed packet, for one too large (D15), or because the client
@@ -134,7 +108,7 @@ fn a_will_must_be_publishable() {
         for level in 4..=5 {
             let mut client = broker.tcp();
             match client.try_login(&Connect::new(level, "x").will(will.clone())) {
-                Err(crate::support::Lost::Closed) => {}
+                Err(Lost::Closed) => {}
                 Ok(wire::Packet::ConnAck { code, .. }) => assert_ne!(code, 0, "{will:?}"),
                 other => panic!("{will:?}: {other:?}"),
             }

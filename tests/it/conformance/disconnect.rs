@@ -1,0 +1,57 @@
+//! DISCONNECT (3.14), of either side.
+
+use std::time::{Duration, Instant};
+
+use super::watch;
+use crate::support::{
+    Broker, Connect, Value, Will,
+    wire::{self, property},
+};
+
+/// A Session Expiry Interval in DISCONNECT counts (D37); one that was 0 cannot be raised (3.14.2.2.2).
+#[test]
+fn a_disconnect_may_change_the_session_expiry() {
+    let broker = Broker::start();
+    let expiry = |secs| [(property::SESSION_EXPIRY, Value::Four(secs))];
+    let present = |id: &str| {
+        let client = broker.connect(&Connect::v5(id).clean(false).expiry(100));
+        let present = client.session_present();
+        client.disconnect();
+        present
+    };
+    broker.connect(&Connect::v5("at-once").expiry(100)).disconnect_with(0, &expiry(0));
+    assert!(!present("at-once"));
+    let left = Instant::now();
+    broker.connect(&Connect::v5("soon").expiry(100)).disconnect_with(0, &expiry(1));
+    let sessions = broker.status_number("sessions");
+    broker.until_status("sessions", |now| now < sessions);
+    assert!(left.elapsed() >= Duration::from_secs(1), "gone after {:?}", left.elapsed());
+    assert!(!present("soon"));
+    broker.connect(&Connect::v5("longer").expiry(1)).disconnect_with(0, &expiry(100));
+    let mut raised = broker.v5("raised");
+    raised.send(&wire::disconnect(0, &expiry(100)));
+    assert_eq!(raised.closed(), Some(0x82));
+    assert!(!present("raised"));
+    assert!(present("longer"));
+}
+
+/// DISCONNECT 0x00 discards the will, any other reason publishes it (D14) [MQTT-3.14.4-3], [MQTT-3.1.2-10].
+#[test]
+fn the_reason_of_a_disconnect_decides_about_the_will() {
+    let broker = Broker::start();
+    let mut watcher = watch(&broker, "will");
+    let check = |level: u8, bytes: &[u8], name: &str| {
+        let mut client = broker.connect(&Connect::new(level, "mortal").will(Will::new("will", name)));
+        client.send(bytes);
+        client.closed();
+    };
+    check(5, &wire::DISCONNECT, "none: normal, short");
+    check(5, &[0xe0, 1, 0], "none: normal");
+    check(4, &wire::DISCONNECT, "none: 3.1.1");
+    check(5, &[0xe0, 1, 0x04], "with will");
+    check(5, &wire::disconnect(0x80, &[]), "unspecified");
+    let mut texts = [watcher.text(), watcher.text()];
+    texts.sort();
+    assert_eq!(texts, ["unspecified", "with will"]);
+    watcher.nothing();
+}
