@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::Who;
+use crate::mqtt::Shown;
 
 /// A user name: that of CONNECT, or the certificate's common name on listeners with client certificates. None is an
 /// anonymous client. The empty user name differs from none.
@@ -46,8 +47,8 @@ impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.username() {
             None => f.write_str("<anonymous>"),
-            Some(name) if name.starts_with('<') => write!(f, "\\{}", name.escape_debug()),
-            Some(name) => write!(f, "{}", name.escape_debug()),
+            Some(name) if name.starts_with('<') => write!(f, "\\{}", Shown(name)),
+            Some(name) => write!(f, "{}", Shown(name)),
         }
     }
 }

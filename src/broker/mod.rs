@@ -40,7 +40,7 @@ use crate::{
     auth::{Auth, Identity},
     metrics::{DropReason, Metrics},
     mqtt::{
-        Filter, Outbox, PacketId, ReasonCode, Timestamp,
+        Filter, Outbox, PacketId, ReasonCode, Shown, Timestamp,
         packet::{Connect, SubscriptionOptions},
     },
     router::{Generations, Router, Target},
@@ -470,7 +470,7 @@ impl Broker {
                 return Err(error);
             };
             let client = self.receivers.get(&id).map(|receiver| receiver.client_id.clone()).unwrap_or_default();
-            tracing::error!(client = %client.escape_debug(), seq, %error, "a message cannot be read and is lost");
+            tracing::error!(client = %Shown(&client), seq, %error, "a message cannot be read and is lost");
             let mut turn = Turn::default();
             turn.counts.dropped(DropReason::StorageFailed);
             self.finish(&mut turn);

@@ -15,7 +15,7 @@ use std::{
 use crate::{
     auth::{Access, Identity},
     metrics::{Counts, DropReason},
-    mqtt::{Message, PacketId, QoS, ReasonCode, Timestamp, TopicName, packet::AckKind, packet::Publish},
+    mqtt::{Message, PacketId, QoS, ReasonCode, Shown, Timestamp, TopicName, packet::AckKind, packet::Publish},
     router::{Match, Target},
     session::{Delivery, Reply, Source},
     storage::{Batch, Body, OpenEntry, Outcome},
@@ -326,9 +326,9 @@ impl Broker {
     pub(super) fn log_denied(&self, what: &str, receiver: &Receiver, topic: &str, line: Option<NonZeroU32>) {
         let file = self.auth.acl_file().map_or_else(|| "built-in rules".to_owned(), |path| path.display().to_string());
         tracing::info!(
-            client = %receiver.client_id.escape_debug(),
+            client = %Shown(&receiver.client_id),
             identity = %receiver.identity,
-            topic = %topic.escape_debug(),
+            topic = %Shown(topic),
             rule = %line.map_or_else(|| format!("{file}: no rule allows it"), |line| format!("{file}:{line}")),
             "{what} denied"
         );

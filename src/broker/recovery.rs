@@ -180,7 +180,9 @@ impl Broker {
         let will = old.as_mut().and_then(|old| old.will.take());
         let subscriptions = subscriptions
             .into_iter()
-            .map(|(filter, stored)| (filter, (stored.options, stored.subscription_id.unwrap_or_default())))
+            .map(|(filter, stored)| {
+                (filter, (self.offered(stored.options), stored.subscription_id.unwrap_or_default()))
+            })
             .collect();
         let mut client = Box::new(Client { session, receiver, subscriptions, will, stored: true, disconnected_at });
         for (filter, (options, id)) in &client.subscriptions {

@@ -38,6 +38,7 @@ impl Broker {
             .into_iter()
             .map(|(filter, options)| {
                 let Ok(filter) = filter else { return self.refusal(client, ReasonCode::TopicFilterInvalid) };
+                let options = self.offered(options);
                 match self.grant(client, turn, &filter, options, id, now) {
                     Ok(send) => {
                         if send {
@@ -186,6 +187,7 @@ impl Broker {
         id: u32,
         now: Timestamp,
     ) -> Result<bool, ReasonCode> {
+        self.check_available(filter, id)?;
         let who = client.receiver.identity.who(&client.receiver.client_id);
         let rules = self.auth.rules();
         let verdict = rules.may_subscribe(who, &filter.filter);
@@ -206,7 +208,27 @@ impl Broker {
             RetainHandling::Never => false,
         };
         // Never for a Shared Subscription (4.8.2).
-        Ok(send && filter.share.is_none())
+        Ok(send && filter.share.is_none() && self.limits.retain_available)
+    }
+
+    /// Whether CONNACK offers what a subscription needs (3.2.2.3.11 to 3.2.2.3.13).
+    fn check_available(&self, filter: &Filter, id: u32) -> Result<(), ReasonCode> {
+        let limits = &self.limits;
+        if filter.share.is_some() && !limits.shared_subscriptions_available {
+            return Err(ReasonCode::SharedSubscriptionsNotSupported);
+        }
+        if id > 0 && !limits.subscription_identifiers_available {
+            return Err(ReasonCode::SubscriptionIdentifiersNotSupported);
+        }
+        if filter.filter.has_wildcards() && !limits.wildcard_subscriptions_available {
+            return Err(ReasonCode::WildcardSubscriptionsNotSupported);
+        }
+        Ok(())
+    }
+
+    /// What is granted of the options that a subscription asks for [MQTT-3.2.2-10].
+    pub(super) fn offered(&self, options: SubscriptionOptions) -> SubscriptionOptions {
+        SubscriptionOptions { qos: lower(options.qos, self.limits.maximum_qos), ..options }
     }
 
     /// Makes the router know a subscription of `client`.

@@ -7,7 +7,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::mqtt::{Timestamp, TopicName};
+use crate::mqtt::{Shown, Timestamp, TopicName};
 
 use super::{Broker, Client, Turn};
 
@@ -125,7 +125,7 @@ impl Broker {
         };
         if let Some(client) = self.registry.evict(client_id, expired) {
             let mut turn = Turn::default();
-            tracing::info!(client = %client_id.escape_debug(), "session expired");
+            tracing::info!(client = %Shown(client_id), "session expired");
             self.end_session(client, &mut turn, now);
             self.finish(&mut turn);
         } else {

@@ -46,7 +46,7 @@ fn what_is_wrong_is_refused_with_its_place_and_what_to_do() {
         ),
         (file("[session]\nréceive = 1\n"), &["p.toml:2:1: syntax"]),
         (file("[session]\ndurability = \"os\"\n"), &["did you mean storage.durability?"]),
-        (file("[session]\nxyzzy = 1\n"), &["p.toml:2:1: session.xyzzy: unknown key; known here: max_packet"]),
+        (file("[session]\nxyzzy = 1\n"), &["p.toml:2:1: session.xyzzy: unknown key; known here: maximum_qos"]),
         (
             file("[session]\nreceive_maximum = '1883'\n"),
             &["p.toml:2:19: session.receive_maximum: invalid type: string \"1883\", expected a nonzero u16"],

@@ -8,7 +8,6 @@ pub use mqttbytes::QoS;
 use mqttbytes::v4;
 use thiserror::Error;
 
-pub use super::malformed::Malformed;
 use super::{
     Filter, Packet, ReasonCode, Version,
     connect::{decode_connack, decode_connect, encode_connack, encode_connect},
@@ -21,6 +20,7 @@ use super::{
     publish::{PublishHead, decode_ack, decode_publish, encode_ack, qos},
     wire::{Reader, put_binary, put_u16, put_with_length},
 };
+pub use super::{connect::stated_version, malformed::Malformed};
 
 /// Which side of a connection sent a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

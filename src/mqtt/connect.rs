@@ -19,12 +19,9 @@ pub(super) fn decode_connect(body: &[u8]) -> Result<Connect, Malformed> {
     let mut reader = Reader::new(body);
     let name = reader.binary()?;
     let level = reader.u8()?;
-    let version = match (name, level) {
-        (b"MQIsdp", 3) => Version::V3_1,
-        (b"MQTT", 4) => Version::V3_1_1,
-        (b"MQTT", 5) => Version::V5,
-        // The uppermost bit is a private extension of bridges that speak 3.1 and 3.1.1.
-        _ => return Err(Malformed::UnsupportedVersion { level_suggests_v5: (5..0x80).contains(&level) }),
+    let Some(version) = version(name, level) else {
+        // The uppermost bit is a private extension of bridges: it says nothing of the version.
+        return Err(Malformed::UnsupportedVersion { level_suggests_v5: level & 0x7F >= 5 });
     };
     let flags = Flags::read(reader.u8()?, version)?;
     let mut connect = Connect {
@@ -63,6 +60,22 @@ pub(super) fn decode_connect(body: &[u8]) -> Result<Connect, Malformed> {
     Ok(connect)
 }
 
+/// The version that `bytes` state, which begin with a CONNECT that may be malformed, or not be whole.
+pub fn stated_version(bytes: &[u8]) -> Option<Version> {
+    let mut reader = Reader::new(bytes.get(1..)?);
+    reader.varint().ok()?;
+    version(reader.binary().ok()?, reader.u8().ok()?)
+}
+
+fn version(name: &[u8], level: u8) -> Option<Version> {
+    match (name, level) {
+        (b"MQIsdp", 3) => Some(Version::V3_1),
+        (b"MQTT", 4) => Some(Version::V3_1_1),
+        (b"MQTT", 5) => Some(Version::V5),
+        _ => None,
+    }
+}
+
 /// Connect Flags (3.1.2.3).
 struct Flags {
     clean_start: bool,
@@ -74,7 +87,8 @@ struct Flags {
 impl Flags {
     fn read(byte: u8, version: Version) -> Result<Self, Malformed> {
         let bit = |n: u8| byte >> n & 1 == 1;
-        if bit(0) {
+        // MQTT 3.1 does not look at it.
+        if bit(0) && version != Version::V3_1 {
             return Err(Malformed::ConnectReservedFlag);
         }
         let flags = Self {
@@ -333,8 +347,8 @@ mod tests {
             assert_eq!(read(version, 0, b"\0\x02id").unwrap().session_expiry_secs, u32::MAX);
             assert_eq!(read(version, 0x40, b"\0\0\0\0"), Err(Malformed::PasswordWithoutUserName));
         }
-        // MQTT 3.1 disregards Will QoS without Will Flag, and takes an absent password for none.
-        assert_eq!(read(V3_1, 0b0000_1000, b"\0\x02id").unwrap().will, None);
+        // MQTT 3.1 disregards the reserved flag and Will QoS without Will Flag, and takes an absent password for none.
+        assert_eq!(read(V3_1, 0b0000_1001, b"\0\x02id").unwrap().will, None);
         assert_eq!(read(V3_1, 0b1100_0000, b"\0\x02id\0\x01u").unwrap().password, None);
     }
 
@@ -376,6 +390,18 @@ mod tests {
         assert_eq!(decode_connect(b"\0\x04MQ"), Err(Malformed::Short));
     }
 
+    #[test]
+    fn the_version_of_what_is_malformed() {
+        let whole = [&[0x10, 0x0B][..], &body(b"MQTT", 5, 1, b"")].concat();
+        assert_eq!(stated_version(&whole), Some(V5));
+        assert_eq!(stated_version(&whole[..9]), Some(V5), "what it promises has not come");
+        assert_eq!(stated_version(&[&[0x10, 0xFF, 0xFF, 0x7F][..], &body(b"MQTT", 4, 1, b"")].concat()), Some(V3_1_1));
+        assert_eq!(stated_version(&whole[..8]), None);
+        assert_eq!(stated_version(&[]), None);
+        assert_eq!(stated_version(&[&[0x10, 0x80, 0][..], &whole[2..]].concat()), None);
+        assert_eq!(stated_version(&[&[0x10, 0x0B][..], &body(b"MQTT", 6, 1, b"")].concat()), None);
+    }
+
     /// [MQTT-3.1.2-1], [MQTT-3.1.2-2]
     #[test]
     fn unsupported_versions() {
@@ -388,6 +414,8 @@ mod tests {
         check(b"MQTT", 3, false);
         check(b"MQTT", 6, true);
         check(b"MQTT", 0x84, false);
+        check(b"MQIsdp", 0x83, false);
+        check(b"MQTT", 0x85, true);
         check(b"MQIsdp", 4, false);
         check(b"HTTP", 5, true);
         check(b"mqtt", 4, false);

@@ -120,7 +120,14 @@ impl ReasonCode {
             Self::UnsupportedProtocolVersion => 1,
             Self::ClientIdentifierNotValid => 2,
             Self::BadUserNameOrPassword => 4,
-            Self::NotAuthorized | Self::Banned | Self::BadAuthenticationMethod => 5,
+            // What a client had better not try again as it is.
+            Self::NotAuthorized
+            | Self::Banned
+            | Self::BadAuthenticationMethod
+            | Self::TopicNameInvalid
+            | Self::PayloadFormatInvalid
+            | Self::RetainNotSupported
+            | Self::QoSNotSupported => 5,
             _ => 3,
         }
     }

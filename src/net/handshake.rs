@@ -22,12 +22,12 @@ use crate::{
     broker::{Ended, Owner, Refused, Signal},
     clock,
     mqtt::{
-        Outbox, Packet, ReasonCode, Version,
+        Outbox, Packet, ReasonCode, Shown, Version,
         codec::{self, Malformed, Sender},
         frame::{self, Cut},
         packet::{ConnAck, ConnAckProperties, Connect},
     },
-    session::{Commit, Terms, refuse_unknown_authentication},
+    session::{Commit, Terms, refuse_unknown_authentication, refuse_will},
 };
 
 /// Why no session came of a connection.
@@ -41,8 +41,8 @@ enum Failed {
     Broken(#[from] std::io::Error),
     #[error("closed before CONNECT")]
     Closed,
-    #[error("malformed packet: {0}")]
-    Malformed(#[from] Malformed),
+    #[error("malformed CONNECT: {malformed}")]
+    Malformed { malformed: Malformed, version: Option<Version> },
     #[error("[MQTT-3.1.0-1] the first packet is no CONNECT")]
     NoConnect,
     #[error("the CONNACK is larger than the client's Maximum Packet Size [MQTT-3.1.2-25]")]
@@ -62,9 +62,9 @@ pub(super) async fn serve(transport: Transport, peer: SocketAddr, shared: Arc<Sh
         Err(_) => return Box::pin(refuse(Failed::TooSlow(secs), None, peer, &shared)).await,
     };
     let (connection, client_id, identity) = connection;
-    tracing::info!(client = %client_id.escape_debug(), identity = %identity, %peer, listener = %shared.address, "connected");
+    tracing::info!(client = %Shown(&client_id), identity = %identity, %peer, listener = %shared.address, "connected");
     let (ended, transport, outbox) = Box::pin(connection.run()).await;
-    tracing::info!(client = %client_id.escape_debug(), %peer, reason = %ended, "disconnected");
+    tracing::info!(client = %Shown(&client_id), %peer, reason = %ended, "disconnected");
     Box::pin(connection::close(transport, outbox)).await;
 }
 
@@ -114,11 +114,15 @@ async fn refuse(failed: Failed, transport: Option<Transport>, peer: SocketAddr, 
         Failed::Refused { reason, version, maximum_packet_size, why } => {
             (reason, version, maximum_packet_size, Some(why))
         }
-        Failed::Malformed(Malformed::UnsupportedVersion { level_suggests_v5 }) => {
+        Failed::Malformed { malformed: Malformed::UnsupportedVersion { level_suggests_v5 }, .. } => {
             let version = if level_suggests_v5 { Version::V5 } else { Version::V3_1_1 };
             (ReasonCode::UnsupportedProtocolVersion, version, u32::MAX, None)
         }
-        // Before a CONNECT was understood nothing is known of the client: only close (4.13).
+        // What size of packet it takes is not known: no more than the reason.
+        Failed::Malformed { malformed, version: Some(Version::V5) } => {
+            (malformed.reason(), Version::V5, u32::MAX, None)
+        }
+        // Before MQTT 5.0 no return code says it [MQTT311-3.1.4-1]; and who says no version is no client (4.13).
         _ => return,
     };
     let mut outbox = Outbox::new(version);
@@ -146,8 +150,8 @@ async fn connect(
         return Err(refused(ReasonCode::ServerShuttingDown, "the broker is shutting down"));
     }
     let terms = Terms::negotiate(&connect, &broker.limits);
-    if connect.will.as_ref().is_some_and(|will| will.retain && !terms.allows_levels(will.topic.as_str())) {
-        return Err(refused(ReasonCode::TopicNameInvalid, "the will's topic has too many levels"));
+    if let Some((reason, why)) = connect.will.as_ref().and_then(|will| refuse_will(will, &terms)) {
+        return Err(refused(reason, why));
     }
     if broker.store_failed() && (terms.session_expiry_secs > 0 || connect.will.is_some()) {
         return Err(refused(ReasonCode::ServerUnavailable, "the store has failed"));
@@ -206,9 +210,10 @@ async fn read_connect(transport: &mut Transport, shared: &Shared) -> Result<(Con
         if bytes.first() != Some(&CONNECT_BYTE) {
             return Err(Failed::NoConnect);
         }
-        let Cut::Whole(frame) = frame::cut(&bytes, limit)? else { continue };
+        let malformed = |malformed| Failed::Malformed { malformed, version: codec::stated_version(&bytes) };
+        let Cut::Whole(frame) = frame::cut(&bytes, limit).map_err(malformed)? else { continue };
         let length = frame.len;
-        let Packet::Connect(connect) = codec::decode(frame, Version::V5, Sender::Client)? else {
+        let Packet::Connect(connect) = codec::decode(frame, Version::V5, Sender::Client).map_err(malformed)? else {
             return Err(Failed::NoConnect);
         };
         return Ok((*connect, bytes.split_off(length)));

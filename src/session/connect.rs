@@ -1,11 +1,11 @@
 //! What a CONNECT asks for and what the limits allow: the terms of a connection. Must not know who the client is.
 
 use crate::mqtt::{
-    ReasonCode, Version,
-    packet::{ConnAckProperties, Connect},
+    QoS, ReasonCode, Version,
+    packet::{ConnAckProperties, Connect, Publish, Will},
 };
 
-use super::Limits;
+use super::{Limits, Violation};
 
 /// The terms under which a connection runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +24,10 @@ pub struct Terms {
     pub maximum_packet_size: u32,
     /// How many topic aliases the client may set.
     pub topic_alias_maximum: u16,
+    /// The highest QoS that the client may publish with.
+    pub maximum_qos: QoS,
+    /// Whether the client may set RETAIN.
+    pub retain_available: bool,
     /// How many levels a Topic Filter, or a retained Topic Name, may have.
     pub max_topic_levels: u16,
     /// Whether Reason Strings and User Properties may be sent [MQTT-3.1.2-29].
@@ -40,6 +44,8 @@ impl Default for Terms {
             receive_maximum: u16::MAX,
             maximum_packet_size: u32::MAX,
             topic_alias_maximum: 0,
+            maximum_qos: QoS::ExactlyOnce,
+            retain_available: true,
             max_topic_levels: u16::MAX,
             problem_information: true,
         }
@@ -63,9 +69,31 @@ impl Terms {
             receive_maximum: limits.receive_maximum.get(),
             maximum_packet_size: connect.maximum_packet_size,
             topic_alias_maximum: if connect.version.is_v5() { limits.topic_alias_maximum } else { 0 },
+            maximum_qos: limits.maximum_qos,
+            retain_available: limits.retain_available,
             max_topic_levels: limits.max_topic_levels.get(),
             problem_information: connect.request_problem_information,
         }
+    }
+
+    /// Whether the client may publish this.
+    ///
+    /// # Errors
+    /// What CONNACK said that it must not do.
+    pub(super) fn check_publish(&self, publish: &Publish<'_>) -> Result<(), Violation> {
+        if publish.qos as u8 > self.maximum_qos as u8 {
+            return Err(Violation::QoSNotSupported(self.maximum_qos as u8));
+        }
+        if !publish.retain {
+            return Ok(());
+        }
+        if !self.retain_available {
+            return Err(Violation::RetainNotSupported);
+        }
+        if !self.allows_levels(publish.topic) {
+            return Err(Violation::TooManyLevels(self.max_topic_levels));
+        }
+        Ok(())
     }
 
     /// Whether a topic may be kept: it does not have too many levels.
@@ -82,6 +110,11 @@ impl Terms {
             session_expiry_secs: (self.session_expiry_secs != connect.session_expiry_secs)
                 .then_some(self.session_expiry_secs),
             receive_maximum: (self.receive_maximum != u16::MAX).then_some(self.receive_maximum),
+            maximum_qos: Some(self.maximum_qos as u8),
+            retain_available: unavailable(self.retain_available),
+            wildcard_available: unavailable(limits.wildcard_subscriptions_available),
+            subscription_ids_available: unavailable(limits.subscription_identifiers_available),
+            shared_available: unavailable(limits.shared_subscriptions_available),
             maximum_packet_size: Some(limits.max_packet_size_bytes.get()),
             assigned_client_id,
             topic_alias_maximum: (self.topic_alias_maximum > 0).then_some(self.topic_alias_maximum),
@@ -89,6 +122,31 @@ impl Terms {
             ..ConnAckProperties::default()
         }
     }
+}
+
+/// A capability is told where it is missing: to have it is the default (3.2.2.3).
+fn unavailable(available: bool) -> Option<bool> {
+    (!available).then_some(false)
+}
+
+/// Why a Will cannot be accepted: it asks for more than the broker offers.
+#[must_use]
+pub fn refuse_will(will: &Will, terms: &Terms) -> Option<(ReasonCode, &'static str)> {
+    // [MQTT-3.2.2-12]
+    if will.qos as u8 > terms.maximum_qos as u8 {
+        return Some((ReasonCode::QoSNotSupported, "the will's QoS is above the Maximum QoS"));
+    }
+    // [MQTT-3.2.2-13]
+    if will.retain && !terms.retain_available {
+        return Some((
+            ReasonCode::RetainNotSupported,
+            "the will is to be retained, and retained messages are not available",
+        ));
+    }
+    if will.retain && !terms.allows_levels(will.topic.as_str()) {
+        return Some((ReasonCode::TopicNameInvalid, "the will's topic has too many levels"));
+    }
+    None
 }
 
 /// The refusal of an Authentication Method: none is supported yet [MQTT-4.12.0-1].

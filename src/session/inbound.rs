@@ -125,7 +125,7 @@ impl Inbound {
             return Err(Violation::TopicAliasInvalid(alias));
         }
         if publish.topic.is_empty() {
-            return self.aliases.get(&alias).cloned().map(Some).ok_or(Violation::TopicAliasInvalid(alias));
+            return self.aliases.get(&alias).cloned().map(Some).ok_or(Violation::TopicAliasUnknown(alias));
         }
         let topic = TopicName::parse(publish.topic).map_err(|_| Violation::TopicAliasInvalid(alias))?;
         self.aliases.insert(alias, topic.clone());

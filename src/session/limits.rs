@@ -6,10 +6,23 @@ use std::num::{NonZeroU16, NonZeroU32};
 
 use serde::{Deserialize, Serialize};
 
+use crate::mqtt::QoS;
+
 /// What the broker grants each client. What CONNACK can say of it, CONNACK says (MQTT 5.0, 3.2.2.3).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
+    /// The highest QoS that a client may publish with, and that a subscription is granted [MQTT-3.2.2-9].
+    #[serde(with = "maximum_qos")]
+    pub maximum_qos: QoS,
+    /// Whether a client may publish, and is sent, retained messages (3.2.2.3.5).
+    pub retain_available: bool,
+    /// Whether a Topic Filter may hold wildcards (3.2.2.3.11).
+    pub wildcard_subscriptions_available: bool,
+    /// Whether SUBSCRIBE may name a Subscription Identifier (3.2.2.3.12).
+    pub subscription_identifiers_available: bool,
+    /// Whether a client may join a Shared Subscription (3.2.2.3.13).
+    pub shared_subscriptions_available: bool,
     /// The largest packet accepted from a client, its fixed header included, in bytes (Maximum Packet Size [MQTT-3.2.2-15]).
     pub max_packet_size_bytes: NonZeroU32,
     /// The most QoS 1 and QoS 2 publications of one client that the broker processes at once (Receive Maximum).
@@ -38,6 +51,11 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            maximum_qos: QoS::ExactlyOnce,
+            retain_available: true,
+            wildcard_subscriptions_available: true,
+            subscription_identifiers_available: true,
+            shared_subscriptions_available: true,
             max_packet_size_bytes: nonzero_u32(2 * 1024 * 1024),
             receive_maximum: nonzero_u16(1024),
             max_inflight_messages: nonzero_u16(1024),
@@ -49,6 +67,40 @@ impl Default for Limits {
             max_subscriptions: nonzero_u32(10_000),
             max_topic_levels: nonzero_u16(200),
             connect_timeout_secs: nonzero_u16(10),
+        }
+    }
+}
+
+/// A QoS as a number.
+mod maximum_qos {
+    use serde::{Deserializer, Serializer, de};
+
+    use crate::mqtt::QoS;
+
+    pub(super) fn serialize<S: Serializer>(qos: &QoS, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u8(*qos as u8)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<QoS, D::Error> {
+        deserializer.deserialize_u8(Level)
+    }
+
+    struct Level;
+
+    impl de::Visitor<'_> for Level {
+        type Value = QoS;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a QoS: 0, 1 or 2")
+        }
+
+        fn visit_u64<E: de::Error>(self, level: u64) -> Result<QoS, E> {
+            match level {
+                0 => Ok(QoS::AtMostOnce),
+                1 => Ok(QoS::AtLeastOnce),
+                2 => Ok(QoS::ExactlyOnce),
+                other => Err(E::invalid_value(de::Unexpected::Unsigned(other), &self)),
+            }
         }
     }
 }

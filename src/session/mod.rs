@@ -14,7 +14,7 @@ mod violation;
 
 use std::sync::Arc;
 
-pub use connect::{Terms, refuse_unknown_authentication};
+pub use connect::{Terms, refuse_unknown_authentication, refuse_will};
 pub use inbound::{Reply, Request, Settled};
 pub use limits::Limits;
 pub use log::{LogView, Open};
@@ -128,10 +128,10 @@ impl Session {
     ) -> Result<Request<'a>, Violation> {
         self.last_received = now;
         match packet {
-            Packet::Publish(publish) if publish.retain && !self.terms.allows_levels(publish.topic) => {
-                Err(Violation::TooManyLevels(self.terms.max_topic_levels))
+            Packet::Publish(publish) => {
+                self.terms.check_publish(&publish)?;
+                self.inbound.publish(publish, self.terms.version)
             }
-            Packet::Publish(publish) => self.inbound.publish(publish, self.terms.version),
             Packet::Ack(AckKind::PubRel, ack) => Ok(self.inbound.pubrel(ack.packet_id, self.terms.version)),
             Packet::Ack(kind, ack) => {
                 let request = self.acknowledged(kind, ack);

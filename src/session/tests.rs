@@ -108,11 +108,11 @@ fn topic_aliases() {
     check(v5(), false, &script);
     let then = |line, expected| [&script[..], &[(line, expected)]].concat();
     check(v5(), false, &then("q0 0 alias=3 topic=a", "violation TopicAliasInvalid(3)"));
-    check(v5(), false, &[("q0 0 alias=2 topic=-", "violation TopicAliasInvalid(2)")]);
+    check(v5(), false, &[("q0 0 alias=2 topic=-", "violation TopicAliasUnknown(2)")]);
     check(
         v5(),
         true,
-        &[&script[..], &[("drop", ""), ("connect", ""), ("q0 0 alias=1 topic=-", "violation TopicAliasInvalid(1)")]]
+        &[&script[..], &[("drop", ""), ("connect", ""), ("q0 0 alias=1 topic=-", "violation TopicAliasUnknown(1)")]]
             .concat(),
     );
     check(

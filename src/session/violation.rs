@@ -24,12 +24,21 @@ pub enum Violation {
     /// More QoS 1 and 2 PUBLISHes in flight than the Receive Maximum.
     #[error("[MQTT-3.3.4-8] more QoS 1 and 2 PUBLISHes unacknowledged than Receive Maximum {0}")]
     ReceiveMaximumExceeded(u16),
-    /// A Topic Alias that was not set, or is above the maximum.
-    #[error("[MQTT-3.3.2-9] topic alias {0} is above the maximum or was never set")]
+    /// A Topic Alias above the maximum.
+    #[error("[MQTT-3.3.2-9] topic alias {0} is above the maximum")]
     TopicAliasInvalid(u16),
+    /// A Topic Alias that stands for no topic yet (3.3.2.3.4).
+    #[error("topic alias {0} was never set")]
+    TopicAliasUnknown(u16),
     /// A SUBACK or UNSUBACK would be larger than the client takes.
     #[error("[MQTT-3.1.2-25] the answer is larger than the client's Maximum Packet Size")]
     AnswerTooLarge,
+    /// A PUBLISH above the Maximum QoS.
+    #[error("[MQTT-3.2.2-11] a PUBLISH above Maximum QoS {0} (session.maximum_qos)")]
+    QoSNotSupported(u8),
+    /// A PUBLISH with RETAIN, though retained messages are not available.
+    #[error("[MQTT-3.2.2-14] a PUBLISH with RETAIN, which is not available (session.retain_available)")]
+    RetainNotSupported,
     /// A retained message whose Topic Name has too many levels.
     #[error("a retained message whose topic has more than {0} levels (session.max_topic_levels)")]
     TooManyLevels(u16),
@@ -46,12 +55,16 @@ impl Violation {
     #[must_use]
     pub fn reason(&self) -> ReasonCode {
         match self {
-            Self::SecondConnect | Self::ServerPacket | Self::AuthWithoutMethod | Self::ExpiryRaisedFromZero => {
-                ReasonCode::ProtocolError
-            }
+            Self::SecondConnect
+            | Self::ServerPacket
+            | Self::AuthWithoutMethod
+            | Self::ExpiryRaisedFromZero
+            | Self::TopicAliasUnknown(_) => ReasonCode::ProtocolError,
             Self::ReceiveMaximumExceeded(_) => ReasonCode::ReceiveMaximumExceeded,
             Self::TopicAliasInvalid(_) => ReasonCode::TopicAliasInvalid,
             Self::AnswerTooLarge => ReasonCode::PacketTooLarge,
+            Self::QoSNotSupported(_) => ReasonCode::QoSNotSupported,
+            Self::RetainNotSupported => ReasonCode::RetainNotSupported,
             Self::TooManyLevels(_) => ReasonCode::TopicNameInvalid,
             Self::KeepAliveTimeout => ReasonCode::KeepAliveTimeout,
             Self::NotDurable => ReasonCode::ImplementationSpecificError,

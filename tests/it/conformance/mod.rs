@@ -5,8 +5,10 @@
 
 mod acks;
 mod auth;
+mod capabilities;
 mod connack;
 mod connect;
+mod connecting;
 mod disconnect;
 mod malformed;
 mod network;

@@ -303,6 +303,11 @@ impl Client {
         self.try_receive_bytes(Instant::now() + PATIENCE).expect("a packet")
     }
 
+    /// As [`Client::receive_bytes`], with an error where the connection ends.
+    pub fn try_receive_raw(&mut self) -> Result<Vec<u8>, Lost> {
+        self.try_receive_bytes(Instant::now() + PATIENCE)
+    }
+
     fn try_receive_bytes(&mut self, deadline: Instant) -> Result<Vec<u8>, Lost> {
         let mut chunk = [0; 16 * 1024];
         loop {
