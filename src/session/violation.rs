@@ -22,7 +22,7 @@ pub enum Violation {
     #[error("[MQTT-3.14.2-2] DISCONNECT sets a Session Expiry Interval though CONNECT had 0")]
     ExpiryRaisedFromZero,
     /// More QoS 1 and 2 PUBLISHes in flight than the Receive Maximum.
-    #[error("[MQTT-3.3.4-8] more QoS 1 and 2 PUBLISHes unacknowledged than Receive Maximum {0}")]
+    #[error("[MQTT-3.3.4-7] more QoS 1 and 2 PUBLISHes unacknowledged than Receive Maximum {0}")]
     ReceiveMaximumExceeded(u16),
     /// A Topic Alias above the maximum.
     #[error("[MQTT-3.3.2-9] topic alias {0} is above the maximum")]

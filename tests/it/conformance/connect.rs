@@ -2,11 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{
-    Broker, Client, Connect, Lost, PATIENCE, Packet, Setup, Value, Will,
-    client::publish_of,
-    wire::{self, Properties, property},
-};
+use crate::support::{Broker, Connect, Lost, PATIENCE, Packet, Setup, Will, client::publish_of, wire};
 
 /// Protocol levels: 3.1, 3.1.1 and 5 are served; others get "unacceptable" in the form they suggest, and the end (D04) [MQTT-3.1.2-1],
 /// [MQTT-3.1.2-2], [MQTT-4.13.2-1].
@@ -270,32 +266,4 @@ fn a_full_listener_recovers() {
         clients.into_iter().for_each(|client| client.disconnect());
         broker.until_status("clients_connected", |clients| clients == 0);
     }
-}
-
-/// Wrong properties in CONNECT are refused or end the connection (3.1.2.11): twice, 0 where that is no value, not of CONNECT.
-#[test]
-fn wrong_properties_of_connect_are_refused() {
-    let broker = Broker::start();
-    let cases: [(&str, Properties); 7] = [
-        ("Receive Maximum 0", vec![(property::RECEIVE_MAXIMUM, Value::Two(0))]),
-        ("Maximum Packet Size 0", vec![(property::MAXIMUM_PACKET_SIZE, Value::Four(0))]),
-        (
-            "Session Expiry twice",
-            vec![(property::SESSION_EXPIRY, Value::Four(1)), (property::SESSION_EXPIRY, Value::Four(1))],
-        ),
-        ("Request Problem Information 2", vec![(property::REQUEST_PROBLEM_INFORMATION, Value::Byte(2))]),
-        ("Topic Alias", vec![(property::TOPIC_ALIAS, Value::Two(1))]),
-        ("data without method", vec![(property::AUTHENTICATION_DATA, Value::Binary(vec![1]))]),
-        ("unknown", vec![(0x7f, Value::Byte(1))]),
-    ];
-    for (name, properties) in cases {
-        let mut client = broker.tcp();
-        match client.try_login(&Connect { properties, ..Connect::v5("x") }) {
-            Ok(Packet::ConnAck { code, .. }) => assert!(matches!(code, 0x81 | 0x82), "{name}: {code:#x}"),
-            Err(Lost::Closed) => {}
-            other => panic!("{name}: {other:?}"),
-        }
-    }
-    let mut client: Client = broker.v5("x");
-    client.ping();
 }

@@ -226,6 +226,7 @@ pub fn cut(buf: &[u8]) -> Option<(usize, usize)> {
         len |= usize::from(byte & 0x7f) << (7 * i);
         if byte & 0x80 == 0 {
             let header = i + 2;
+            assert!(i == 0 || *byte != 0, "a length that is not minimal [MQTT-1.5.5-1]: {buf:02x?}");
             return (buf.len() >= header + len).then_some((header + len, header));
         }
         assert!(i < 3, "a remaining length of more than four bytes: {buf:02x?}");
@@ -245,6 +246,7 @@ pub fn decode(v5: bool, bytes: &[u8]) -> Packet {
             let acknowledge = body.byte();
             assert!(acknowledge <= 1, "CONNACK flags: {bytes:02x?}");
             let code = body.byte();
+            assert!(acknowledge == 0 || code == 0, "a session present, but refused [MQTT-3.2.2-6]: {bytes:02x?}");
             let properties = if v5 { body.properties() } else { Vec::new() };
             Packet::ConnAck { session_present: acknowledge == 1, code, properties }
         }
@@ -277,7 +279,42 @@ pub fn decode(v5: bool, bytes: &[u8]) -> Packet {
         _ => panic!("a packet that no server sends: {bytes:02x?}"),
     };
     assert!(body.bytes.is_empty(), "bytes behind the packet's end: {bytes:02x?}");
+    assert!(
+        matches!(packet, Packet::Publish(_)) || first & 15 == if first >> 4 == PUBREL { 2 } else { 0 },
+        "flags: {bytes:02x?}"
+    );
+    check_lists(v5, first >> 4, &packet, bytes);
     packet
+}
+
+/// The Reason Codes and properties that a server may send, from the table of each packet's section.
+fn check_lists(v5: bool, kind: u8, packet: &Packet, bytes: &[u8]) {
+    let (codes, listed, properties): (&[u8], &[u8], &[u8]) = match packet {
+        Packet::ConnAck { code, .. } if !v5 => (&[*code], &[0, 1, 2, 3, 4, 5], &[]),
+        Packet::ConnAck { code, .. } => (
+            &[*code],
+            b"\x00\x80\x81\x82\x83\x84\x85\x86\x87\x88\x89\x8a\x8c\x90\x95\x97\x99\x9a\x9b\x9c\x9d\x9f",
+            b"\x11\x12\x13\x15\x16\x1a\x1c\x1f\x21\x22\x24\x25\x26\x27\x28\x29\x2a",
+        ),
+        Packet::Publish(_) => (&[], &[], b"\x01\x02\x03\x08\x09\x0b\x23\x26"),
+        Packet::Ack { code, .. } if matches!(kind, PUBREL | PUBCOMP) => (&[*code], b"\x00\x92", b"\x1f\x26"),
+        Packet::Ack { code, .. } => (&[*code], b"\x00\x10\x80\x83\x87\x90\x91\x97\x99", b"\x1f\x26"),
+        Packet::SubAck { codes, .. } if !v5 => (codes, b"\x00\x01\x02\x80", &[]),
+        Packet::SubAck { codes, .. } => {
+            (codes, b"\x00\x01\x02\x80\x83\x87\x8f\x91\x97\x9e\xa1\xa2", b"\x1f\x26")
+        }
+        Packet::UnsubAck { codes, .. } => (codes, b"\x00\x11\x80\x83\x87\x8f\x91", b"\x1f\x26"),
+        Packet::PingResp => (&[], &[], &[]),
+        Packet::Disconnect { code, .. } => (
+            &[*code],
+            b"\x00\x80\x81\x82\x83\x87\x89\x8b\x8d\x8e\x8f\x90\x93\x94\x95\x96\x97\x98\x99\x9a\x9b\x9c\x9d\x9e\x9f\xa0\xa1\xa2",
+            b"\x1c\x1f\x26",
+        ),
+        Packet::Auth { code, .. } => (&[*code], b"\x00\x18", b"\x15\x16\x1f\x26"),
+    };
+    assert!(codes.iter().all(|code| listed.contains(code)), "a Reason Code that is not listed: {bytes:02x?}");
+    let strange = packet.properties().iter().find(|(id, _)| !properties.contains(id));
+    assert_eq!(strange, None, "a property that no server sends there: {bytes:02x?}");
 }
 
 fn publish_of(v5: bool, flags: u8, body: &mut Cursor<'_>) -> Publish {
@@ -287,11 +324,13 @@ fn publish_of(v5: bool, flags: u8, body: &mut Cursor<'_>) -> Publish {
     assert!(!topic.contains(['+', '#', '\0']), "a Topic Name with wildcards or NUL: {topic:?}");
     let id = if qos > 0 { body.two() } else { 0 };
     assert!((qos > 0) == (id > 0), "a packet identifier of 0: {:02x?}", body.whole);
+    assert!(qos > 0 || flags & 8 == 0, "DUP with QoS 0: {:02x?}", body.whole);
     let properties = if v5 { body.properties() } else { Vec::new() };
     assert!(
         !topic.is_empty() || properties.iter().any(|(id, _)| *id == property::TOPIC_ALIAS),
         "a PUBLISH without topic"
     );
+    assert!(!properties.contains(&(property::TOPIC_ALIAS, Value::Two(0))), "Topic Alias 0: {:02x?}", body.whole);
     Publish { dup: flags & 8 != 0, qos, retain: flags & 1 != 0, topic, id, properties, payload: body.rest() }
 }
 
@@ -335,6 +374,7 @@ impl<'a> Cursor<'a> {
             let byte = self.byte();
             value |= u32::from(byte & 0x7f) << (7 * i);
             if byte & 0x80 == 0 {
+                assert!(i == 0 || byte != 0, "an integer that is not minimal: {:02x?}", self.whole);
                 return value;
             }
         }
@@ -396,4 +436,47 @@ fn the_tests_own_decoder_reads_what_the_specification_shows() {
     let mut long = Vec::new();
     variable(&mut long, 321);
     assert_eq!(long, [0xc1, 0x02]);
+}
+
+/// What a server must not send fails whichever test it is sent to: lengths and integers that are not minimal [MQTT-1.5.5-1], reserved flags
+/// [MQTT-2.1.3-1], [MQTT-3.2.2-1], no Property Length [MQTT-2.2.2-1], DUP with QoS 0 [MQTT-3.3.1-2], QoS 3 [MQTT-3.3.1-4], id 0 [MQTT-2.2.1-4],
+/// wildcards or nothing in a Topic Name [MQTT-3.3.2-2], [MQTT-4.7.0-1], [MQTT-4.7.3-1], text that is none [MQTT-1.5.4-1], [MQTT-1.5.4-2],
+/// [MQTT-3.3.2-1], Topic Alias 0 [MQTT-3.3.2-8], and Reason Codes and properties that are not listed for the packet [MQTT-3.2.2-6],
+/// [MQTT-3.2.2-8], [MQTT-3.4.2-1], [MQTT-3.5.2-1], [MQTT-3.6.2-1], [MQTT-3.7.2-1], [MQTT-3.9.3-2], [MQTT-3.11.3-2], [MQTT-3.14.2-1], [MQTT-3.14.2-2],
+/// [MQTT-3.15.1-1], [MQTT-3.15.2-1].
+#[test]
+fn the_tests_own_decoder_refuses_what_no_server_may_send() {
+    let cases: [&[u8]; 28] = [
+        b"\xd0\x80\x00",                         // a length of two bytes
+        b"\x30\x85\x00\x00\x01a\x00x",           // the same
+        b"\x30\x05\x00\x01a\x80\x00",            // a Property Length of two bytes
+        b"\xd1\x00",                             // flags of PINGRESP
+        b"\x41\x02\x00\x01",                     // of PUBACK
+        b"\x60\x02\x00\x01",                     // of PUBREL
+        b"\xe1\x00",                             // of DISCONNECT
+        b"\xf1\x00",                             // of AUTH
+        b"\x20\x03\x02\x00\x00",                 // of CONNACK
+        b"\x20\x02\x00\x00",                     // CONNACK without Property Length
+        b"\x20\x03\x01\x87\x00",                 // a session present, but refused
+        b"\x20\x03\x00\x8e\x00",                 // Reason Codes: CONNACK
+        b"\x40\x03\x00\x01\x92",                 // PUBACK
+        b"\x50\x03\x00\x01\x92",                 // PUBREC
+        b"\x62\x03\x00\x01\x10",                 // PUBREL
+        b"\x70\x03\x00\x01\x80",                 // PUBCOMP
+        b"\x90\x04\x00\x01\x00\x03",             // SUBACK
+        b"\xb0\x04\x00\x01\x00\x01",             // UNSUBACK
+        b"\xe0\x01\x04",                         // DISCONNECT
+        b"\xe0\x07\x00\x05\x11\x00\x00\x00\x09", // DISCONNECT with Session Expiry Interval
+        b"\xf0\x01\x19",                         // AUTH
+        b"\x38\x04\x00\x01a\x00",                // DUP with QoS 0
+        b"\x36\x06\x00\x01a\x00\x01\x00",        // QoS 3
+        b"\x32\x06\x00\x01a\x00\x00\x00",        // Packet Identifier 0
+        b"\x30\x05\x00\x02a+\x00",               // a wildcard
+        b"\x30\x03\x00\x00\x00",                 // no topic
+        b"\x30\x05\x00\x02\xc3\x28\x00",         // no UTF-8
+        b"\x30\x07\x00\x01a\x03\x23\x00\x00",    // Topic Alias 0
+    ];
+    for bytes in cases {
+        assert!(std::panic::catch_unwind(|| decode(true, bytes)).is_err(), "{bytes:02x?} was taken");
+    }
 }
