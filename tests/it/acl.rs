@@ -90,7 +90,7 @@ fn rules_are_enforced_on_publish_and_delivery() {
 }
 
 /// A denied publish: 0x87 in the acknowledgement in v5, acknowledged and dropped before; counted, and logged with client, identity, topic and
-/// line; the queue of others is untouched, the id free again (D109) [MQTT-4.3.3-9].
+/// line; the queue of others is untouched, the id free again (D109) [MQTT-4.3.3-9], [MQTT311-3.3.5-2].
 #[test]
 fn a_denied_publish_is_told_and_logged() {
     let broker = with_rules("user ann\ntopic deny secret/plan\ntopic write open/#\n");

@@ -123,7 +123,8 @@ pub fn functions(code: &str) -> Vec<(String, usize, usize)> {
 /// The identifiers of normative statements (`MQTT-3.3.1-5`) in a text.
 pub fn clauses(text: &str) -> Vec<&str> {
     let is_clause = |byte: u8| byte.is_ascii_digit() || byte == b'.' || byte == b'-';
-    text.match_indices("MQTT-")
+    let found = ["MQTT-", "MQTT311-"].into_iter().flat_map(|prefix| text.match_indices(prefix));
+    found
         .map(|(start, found)| {
             let rest = &text[start + found.len()..];
             let length = rest.bytes().take_while(|byte| is_clause(*byte)).count();
@@ -324,5 +325,5 @@ fn functions_are_measured() {
 #[test]
 fn clauses_are_found() {
     let text = "[MQTT-3.3.1-5], [MQTT311-3.1.3-8] and MQTT-4.7.2-1.";
-    assert_eq!(clauses(text), ["MQTT-3.3.1-5", "MQTT-4.7.2-1"]);
+    assert_eq!(clauses(text), ["MQTT-3.3.1-5", "MQTT-4.7.2-1", "MQTT311-3.1.3-8"]);
 }

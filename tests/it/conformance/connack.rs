@@ -9,7 +9,7 @@ use crate::support::{
 };
 
 /// Without a client id the broker assigns one (v5: and says it) [MQTT-3.1.3-6], [MQTT-3.1.3-7], [MQTT-3.2.2-16]; before v5 only for a clean session
-/// [MQTT311-3.1.3-8].
+/// [MQTT311-3.1.3-8], [MQTT311-3.1.3-9].
 #[test]
 fn an_empty_client_id_is_replaced() {
     let broker = Broker::start();
@@ -28,7 +28,8 @@ fn an_empty_client_id_is_replaced() {
 }
 
 /// Session Present: new, kept, discarded, and not left behind by a clean session (D12) [MQTT-3.1.2-4],
-/// [MQTT-3.1.2-6], [MQTT-3.2.2-1], [MQTT-3.2.2-2], [MQTT-3.2.2-3].
+/// [MQTT-3.1.2-6], [MQTT-3.2.2-1], [MQTT-3.2.2-2], [MQTT-3.2.2-3],
+/// [MQTT311-3.2.2-1], [MQTT311-3.2.2-2], [MQTT311-3.2.2-3].
 #[test]
 fn session_present_tells_the_truth() {
     let broker = Broker::start();
@@ -128,7 +129,8 @@ fn the_maximum_packet_size_counts_the_whole_packet() {
 }
 
 /// Nothing that a client gets exceeds its Maximum Packet Size: acknowledgements go without explanation (D77) [MQTT-3.2.2-19], [MQTT-3.2.2-20],
-/// [MQTT-3.4.2-2], [MQTT-3.4.2-3], [MQTT-3.7.2-2], [MQTT-3.7.2-3], [MQTT-3.9.2-1], [MQTT-3.9.2-2], [MQTT-3.11.2-1], [MQTT-3.11.2-2]; a message that does not fit is left out, and the next comes [MQTT-3.1.2-24], [MQTT-3.1.2-25].
+/// [MQTT-3.4.2-2], [MQTT-3.4.2-3],
+/// [MQTT-3.5.2-2], [MQTT-3.5.2-3], [MQTT-3.6.2-2], [MQTT-3.6.2-3], [MQTT-3.7.2-2], [MQTT-3.7.2-3], [MQTT-3.9.2-1], [MQTT-3.9.2-2], [MQTT-3.11.2-1], [MQTT-3.11.2-2]; a message that does not fit is left out, and the next comes [MQTT-3.1.2-24], [MQTT-3.1.2-25].
 #[test]
 fn a_clients_maximum_packet_size_is_kept() {
     let broker = Setup::new().config("[session]\nmax_subscriptions = 2\n").start();
@@ -140,7 +142,9 @@ fn a_clients_maximum_packet_size_is_kept() {
         client.send(&wire::unsubscribe(true, 8, &["c", "a"]));
         client.send(&wire::ack(wire::PUBREL, 9));
         client.send_publish(&Publish { id: 10, ..publish_of("nobody", "x", 1) });
-        for _ in 0..4 {
+        client.send_publish(&Publish { id: 11, ..publish_of("nobody", "x", 2) });
+        client.send(&wire::ack(wire::PUBREC, 12));
+        for _ in 0..6 {
             let bytes = client.receive_bytes();
             assert!(bytes.len() <= 30, "{} bytes: {bytes:02x?}", bytes.len());
         }

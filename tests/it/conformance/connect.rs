@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::support::{Broker, Connect, Lost, PATIENCE, Packet, Setup, Will, client::publish_of, wire};
 
 /// Protocol levels: 3.1, 3.1.1 and 5 are served; others get "unacceptable" in the form they suggest, and the end (D04) [MQTT-3.1.2-1],
-/// [MQTT-3.1.2-2], [MQTT-4.13.2-1].
+/// [MQTT-3.1.2-2], [MQTT-4.13.2-1], [MQTT311-3.1.2-2].
 #[test]
 fn an_unknown_protocol_level_is_answered_and_closed() {
     let broker = Broker::start();
@@ -104,7 +104,8 @@ fn malformed_connects_are_closed() {
     }
 }
 
-/// A second CONNECT with a client id ends the first connection: DISCONNECT 0x8E in v5, just the end before (D01) [MQTT-3.1.4-3].
+/// A second CONNECT with a client id ends the first connection: DISCONNECT 0x8E in v5, just the end before (D01) [MQTT-3.1.4-3],
+/// [MQTT311-3.1.4-2].
 #[test]
 fn a_client_id_is_taken_over() {
     let broker = Broker::start();

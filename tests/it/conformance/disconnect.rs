@@ -35,7 +35,7 @@ fn a_disconnect_may_change_the_session_expiry() {
     assert!(present("longer"));
 }
 
-/// DISCONNECT 0x00 discards the will, any other reason publishes it (D14) [MQTT-3.14.4-3], [MQTT-3.1.2-10].
+/// DISCONNECT 0x00 discards the will, any other reason publishes it (D14) [MQTT-3.14.4-3], [MQTT-3.1.2-10], in 3.1.1 [MQTT311-3.14.4-3].
 #[test]
 fn the_reason_of_a_disconnect_decides_about_the_will() {
     let broker = Broker::start();

@@ -8,7 +8,7 @@ use crate::support::{
     wire::{self, Publish},
 };
 
-/// CONNECT and PUBLISH, one byte in each segment (D17).
+/// An ordered stream of bytes is all that is asked of the transport: CONNECT and PUBLISH, one byte in each segment (D17) [MQTT-4.2-1].
 #[test]
 fn packets_may_come_byte_by_byte() {
     let broker = Broker::start();

@@ -4,7 +4,7 @@ use super::pair;
 use crate::support::{
     Broker, Connect, Value, Will,
     client::publish_of,
-    wire::{Properties, Publish, property},
+    wire::{self, Properties, Publish, property},
 };
 
 fn text(id: u8, text: &str) -> (u8, Value) {
@@ -198,5 +198,42 @@ fn empty_payloads_are_delivered() {
         publisher.publish("t", "", qos);
         let message = subscriber.message();
         assert_eq!((message.payload.len(), message.qos), (0, qos));
+    }
+}
+
+/// A delivery at QoS 0 has no Packet Identifier, nor DUP, byte for byte [MQTT-2.2.1-2], [MQTT-3.3.1-2]; one without properties has a Property Length
+/// of 0 in v5 [MQTT-2.2.2-1] and none before.
+#[test]
+fn a_publish_has_the_bytes_of_its_version() {
+    let broker = Broker::start();
+    let mut publisher = broker.v4("publisher");
+    for level in 3..=5u8 {
+        let mut subscriber = broker.connect(&Connect::new(level, "subscriber"));
+        subscriber.subscribe("a/b", 1);
+        let none: &[u8] = if level == 5 { &[0] } else { &[] };
+        publisher.publish("a/b", "xy", 0);
+        assert_eq!(subscriber.receive_bytes(), wire::packet(0x30, &[b"\0\x03a/b", none, b"xy"].concat()), "QoS 0");
+        publisher.publish("a/b", "xy", 1);
+        let bytes = subscriber.receive_bytes();
+        let id = &bytes[7..9];
+        assert_ne!(id, [0, 0]);
+        assert_eq!(bytes, wire::packet(0x32, &[b"\0\x03a/b", id, none, b"xy"].concat()), "QoS 1");
+        subscriber.disconnect();
+    }
+}
+
+/// Topic Names and Filters may have 65,535 bytes, and come out whole [MQTT-4.7.3-3].
+#[test]
+fn a_topic_may_be_as_long_as_its_length_can_say() {
+    let broker = Broker::start();
+    for level in 3..=5u8 {
+        let longest = "\u{e4}".repeat(32_767) + "x";
+        assert_eq!(longest.len(), 65_535);
+        let mut client = broker.connect(&Connect::new(level, "long"));
+        client.subscribe(&longest, 1);
+        client.publish(&longest, "x", 1);
+        assert!(client.message().topic == longest, "level {level}");
+        client.unsubscribe(&[&longest]);
+        client.disconnect();
     }
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::pair;
 use crate::support::{
-    Broker, Connect, Lost, Packet, Setup,
+    Broker, Connect, Lost, Packet, Setup, Value,
     client::publish_of,
-    wire::{self, PUBACK, PUBCOMP, PUBREC, PUBREL, Publish},
+    wire::{self, PUBACK, PUBCOMP, PUBREC, PUBREL, Publish, property},
 };
 
 /// DUP belongs to one hop: a publisher's is not passed on (D23) [MQTT-3.3.1-3]; after its PUBACK an id is new (D24) [MQTT-4.3.2-5].
@@ -256,6 +256,109 @@ fn the_receive_maximum_of_a_client_holds() {
         }
         let acknowledged: Vec<_> = seen.into_iter().filter(|payload| payload != b"free").collect();
         assert_eq!(acknowledged, (0..6u8).map(|n| vec![n]).collect::<Vec<_>>());
+        subscriber.disconnect();
+    }
+}
+
+/// A QoS 2 exchange is completed though its message expired meanwhile: by the broker as receiver [MQTT-4.3.3-13], and as sender once the PUBLISH
+/// has left [MQTT-4.3.3-7].
+#[test]
+fn an_expired_message_completes_its_exchange() {
+    let broker = Broker::start();
+    let connect = Connect::v5("subscriber").persistent();
+    let mut subscriber = broker.connect(&connect);
+    subscriber.subscribe("sent", 2);
+    let mut publisher = broker.v5("publisher");
+    let expiring = |id: u16, topic: &str| Publish {
+        id,
+        properties: vec![(property::MESSAGE_EXPIRY, Value::Four(1))],
+        ..publish_of(topic, "x", 2)
+    };
+    publisher.publish_as(&expiring(0, "sent"));
+    let sent = subscriber.delivery();
+    publisher.send_publish(&expiring(900, "received"));
+    assert!(publisher.acknowledged(PUBREC, 900) < 0x80);
+    subscriber.cut();
+    assert!(matches!(publisher.try_receive(Duration::from_millis(1_500)), Err(Lost::TimedOut)));
+
+    publisher.send_publish(&Publish { dup: true, ..expiring(900, "received") });
+    assert!(publisher.acknowledged(PUBREC, 900) < 0x80, "the PUBLISH again");
+    publisher.send(&wire::ack(PUBREL, 900));
+    assert_eq!(publisher.acknowledged(PUBCOMP, 900), 0);
+
+    let mut subscriber = broker.connect(&connect);
+    let again = subscriber.delivery();
+    assert_eq!((again.id, again.dup, again.qos), (sent.id, true, 2));
+    subscriber.send(&wire::ack(PUBREC, sent.id));
+    assert_eq!(subscriber.acknowledged(PUBREL, sent.id), 0);
+    subscriber.send(&wire::ack(PUBCOMP, sent.id));
+    subscriber.nothing();
+}
+
+/// At the broker's Receive Maximum everything but another PUBLISH of QoS 1 or 2 is taken and answered [MQTT-3.3.4-8], [MQTT-4.9.0-3].
+#[test]
+fn the_receive_maximum_holds_up_nothing_else() {
+    let broker = Setup::new().config("[session]\nreceive_maximum = 3\n").start();
+    let mut client = broker.v5("client");
+    client.subscribe("t", 0);
+    for id in 1..=3 {
+        client.send_publish(&Publish { id, ..publish_of("t", [id as u8], 2) });
+        assert_eq!(client.acknowledged(PUBREC, id), 0);
+        assert_eq!(client.delivery().payload, [id as u8]);
+    }
+    client.publish("t", "free", 0);
+    assert_eq!(client.text(), "free");
+    client.subscribe("other", 1);
+    client.unsubscribe(&["other"]);
+    client.ping();
+    for id in 1..=3 {
+        client.send(&wire::ack(PUBREL, id));
+        assert_eq!(client.acknowledged(PUBCOMP, id), 0);
+    }
+    client.publish("t", "again", 2);
+    assert_eq!(client.text(), "again");
+}
+
+/// A resume sends again in the order of the first time [MQTT-4.6.0-1], and PUBRELs in the order of the PUBRECs [MQTT-4.6.0-4]; each has its id and
+/// its content [MQTT-2.2.1-5].
+#[test]
+fn a_resume_keeps_the_order() {
+    let broker = Broker::start();
+    for level in 4..=5 {
+        let connect = Connect::new(level, &format!("subscriber-{level}")).persistent();
+        let mut subscriber = broker.connect(&connect);
+        subscriber.subscribe("t", 2);
+        let mut publisher = broker.v4("publisher");
+        (0..40u8).for_each(|n| publisher.publish("t", [n], 1 + n % 2));
+        let sent: Vec<Publish> = (0..40).map(|_| subscriber.delivery()).collect();
+        // PUBREC out of order: the PUBRELs follow the PUBRECs.
+        for n in [39, 1, 21] {
+            subscriber.send(&wire::ack(PUBREC, sent[n].id));
+        }
+        for n in [39, 1, 21] {
+            match subscriber.receive() {
+                Packet::Ack { kind: PUBREL, id, .. } => assert_eq!(id, sent[n].id),
+                other => panic!("{other:?}"),
+            }
+        }
+        subscriber.cut();
+        let mut subscriber = broker.connect(&connect);
+        let mut again = Vec::new();
+        let mut released = 0;
+        while again.len() < 37 || released < 3 {
+            match subscriber.receive() {
+                Packet::Publish(publish) => again.push(publish),
+                Packet::Ack { kind: PUBREL, id, .. } => {
+                    assert!([39, 1, 21].iter().any(|n| sent[*n].id == id));
+                    released += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let expected = sent.iter().enumerate().filter(|(n, _)| ![39, 1, 21].contains(n));
+        let expected: Vec<Publish> = expected.map(|(_, publish)| Publish { dup: true, ..publish.clone() }).collect();
+        assert_eq!(again, expected);
+        subscriber.nothing();
         subscriber.disconnect();
     }
 }

@@ -7,7 +7,8 @@ use crate::support::{
 };
 
 /// Stored, replaced, cleared by an empty payload, which is itself delivered (D46) [MQTT-3.3.1-5], [MQTT-3.3.1-6], [MQTT-3.3.1-7]; an empty
-/// payload without RETAIN clears nothing (D49) [MQTT-3.3.1-8].
+/// payload without RETAIN clears nothing (D49) [MQTT-3.3.1-8]; RETAIN is not kept for a subscription that stood
+/// [MQTT311-3.3.1-9].
 #[test]
 fn a_retained_message_is_the_last_one() {
     let broker = Broker::start();

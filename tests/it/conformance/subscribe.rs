@@ -3,7 +3,7 @@
 use crate::support::{
     Broker, Client, Connect, Lost, PATIENCE, Packet, Setup, Value,
     client::publish_of,
-    wire::{self, Publish, property},
+    wire::{self, PUBACK, Publish, property},
 };
 
 /// Filters that are none end the connection: v5 0x8F in the SUBACK is right too (D56) [MQTT-4.7.1-1], [MQTT-4.7.3-1],
@@ -85,7 +85,7 @@ fn the_limit_of_topic_levels_holds() {
 
 /// SUBACK and UNSUBACK answer every filter in its place (D60) [MQTT-2.2.1-6], [MQTT-3.8.4-1], [MQTT-3.8.4-2], [MQTT-3.8.4-5],
 /// [MQTT-3.8.4-6], [MQTT-3.8.4-7], [MQTT-3.9.3-1], [MQTT-3.9.3-2], [MQTT-3.10.4-1], [MQTT-3.10.4-4], [MQTT-3.10.4-5], [MQTT-3.10.4-6],
-/// [MQTT-3.11.3-1], [MQTT-3.11.3-2].
+/// [MQTT-3.11.3-1], [MQTT-3.11.3-2], [MQTT311-3.10.4-5].
 #[test]
 fn every_filter_is_answered_in_its_place() {
     let broker = Broker::start();
@@ -111,6 +111,7 @@ fn every_filter_is_answered_in_its_place() {
     let mut old = broker.v4("old");
     old.subscribe("a", 1);
     assert!(old.unsubscribe(&["a", "b"]).is_empty());
+    assert!(old.unsubscribe(&["nothing"]).is_empty());
 }
 
 /// The same filter again replaces the first: one copy, with the new options (D59) [MQTT-3.8.4-3]; filters that overlap give one copy at the
@@ -188,7 +189,7 @@ fn subscription_identifiers_come_back() {
     assert_eq!(client.closed(), Some(0x82));
 }
 
-/// Too many filters of one client are answered with 0x97, one by one, and memory stays (D64).
+/// Too many filters of one client are answered with 0x97, before v5 with 0x80 [MQTT311-3.9.3-2], one by one, and memory stays (D64).
 #[test]
 fn the_limit_of_subscriptions_holds() {
     let broker = Setup::new().config("[session]\nmax_subscriptions = 100\n").start();
@@ -273,5 +274,38 @@ fn a_subscription_holds_from_its_suback_on() {
         subscriber.subscribe(&topic, 0);
         publisher.publish(&topic, "x", 0);
         assert_eq!(subscriber.message().topic, topic);
+    }
+}
+
+/// A subscription that is replaced while messages come for it loses none of them, and doubles none [MQTT-3.8.4-4], [MQTT-3.8.4-3].
+#[test]
+fn replacing_a_subscription_loses_nothing() {
+    let broker = Broker::start();
+    for persistent in [false, true] {
+        let connect = Connect::v5("subscriber");
+        let mut subscriber = broker.connect(&if persistent { connect.persistent() } else { connect });
+        subscriber.subscribe("t", 1);
+        let address = broker.address();
+        let publisher = std::thread::spawn(move || {
+            let mut publisher = Client::tcp(address).login(&Connect::v4("publisher"));
+            (0..300u16).for_each(|n| publisher.publish("t", n.to_be_bytes(), 1));
+        });
+        for n in 0..300u16 {
+            // Every option but QoS changes: Retain As Published, Retain Handling.
+            let (as_published, if_new) = ((n & 1) as u8, (n >> 1 & 1) as u8);
+            let options = 1 | as_published << 3 | if_new << 4;
+            subscriber.send(&wire::subscribe(true, 7, &[], &[("t", options)]));
+            let message = loop {
+                match subscriber.receive() {
+                    Packet::Publish(publish) => break publish,
+                    Packet::SubAck { codes, .. } => assert_eq!(codes, [1]),
+                    other => panic!("{other:?}"),
+                }
+            };
+            assert_eq!(message.payload, n.to_be_bytes());
+            subscriber.send(&wire::ack(PUBACK, message.id));
+        }
+        publisher.join().unwrap();
+        subscriber.disconnect();
     }
 }

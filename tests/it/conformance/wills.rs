@@ -115,3 +115,41 @@ fn a_will_must_be_publishable() {
         }
     }
 }
+
+/// A will that was published is gone: the next connection without one leaves none behind [MQTT-3.1.2-10]; a will of an earlier connection does not
+/// come back either.
+#[test]
+fn a_will_is_published_once() {
+    let broker = Broker::start();
+    let mut watcher = watch(&broker, "will");
+    for level in 4..=5 {
+        let connect = Connect::new(level, "mortal").persistent();
+        broker.connect(&connect.clone().will(Will::new("will", "first"))).cut();
+        assert_eq!(watcher.text(), "first");
+        broker.connect(&connect).cut();
+        let next = broker.connect(&connect.clone().will(Will::new("will", "second")));
+        next.disconnect();
+        broker.connect(&connect).cut();
+        broker.connect(&connect).disconnect();
+        watcher.nothing();
+    }
+}
+
+/// Before v5 a client that is taken over publishes its will, whatever the new CONNECT says [MQTT311-3.1.2-8]; in v5 too, unless the session goes on
+/// and the will has a delay (3.1.3.2.2) [MQTT-3.1.3-9].
+#[test]
+fn a_take_over_publishes_the_will_of_older_versions() {
+    let broker = Broker::start();
+    let mut watcher = watch(&broker, "will");
+    for (old, new) in [(3, 3), (3, 4), (4, 3), (4, 4), (4, 5), (5, 4), (5, 5)] {
+        for clean in [false, true] {
+            let will = Will::new("will", "gone").qos(1);
+            let mut first = broker.connect(&Connect::new(old, "same").persistent().will(will));
+            let next = broker.connect(&Connect::new(new, "same").clean(clean));
+            first.closed();
+            assert_eq!(watcher.text(), "gone", "{old} by {new}, clean: {clean}");
+            next.disconnect();
+            watcher.nothing();
+        }
+    }
+}

@@ -442,7 +442,7 @@ fn the_tests_own_decoder_reads_what_the_specification_shows() {
 /// [MQTT-2.1.3-1], [MQTT-3.2.2-1], no Property Length [MQTT-2.2.2-1], DUP with QoS 0 [MQTT-3.3.1-2], QoS 3 [MQTT-3.3.1-4], id 0 [MQTT-2.2.1-4],
 /// wildcards or nothing in a Topic Name [MQTT-3.3.2-2], [MQTT-4.7.0-1], [MQTT-4.7.3-1], text that is none [MQTT-1.5.4-1], [MQTT-1.5.4-2],
 /// [MQTT-3.3.2-1], Topic Alias 0 [MQTT-3.3.2-8], and Reason Codes and properties that are not listed for the packet [MQTT-3.2.2-6],
-/// [MQTT-3.2.2-8], [MQTT-3.4.2-1], [MQTT-3.5.2-1], [MQTT-3.6.2-1], [MQTT-3.7.2-1], [MQTT-3.9.3-2], [MQTT-3.11.3-2], [MQTT-3.14.2-1], [MQTT-3.14.2-2],
+/// [MQTT311-3.2.2-4], [MQTT311-3.9.3-2], [MQTT-3.2.2-8], [MQTT-3.4.2-1], [MQTT-3.5.2-1], [MQTT-3.6.2-1], [MQTT-3.7.2-1], [MQTT-3.9.3-2], [MQTT-3.11.3-2], [MQTT-3.14.2-1], [MQTT-3.14.2-2],
 /// [MQTT-3.15.1-1], [MQTT-3.15.2-1].
 #[test]
 fn the_tests_own_decoder_refuses_what_no_server_may_send() {
@@ -478,5 +478,8 @@ fn the_tests_own_decoder_refuses_what_no_server_may_send() {
     ];
     for bytes in cases {
         assert!(std::panic::catch_unwind(|| decode(true, bytes)).is_err(), "{bytes:02x?} was taken");
+    }
+    for bytes in [b"\x20\x02\x01\x05".as_slice(), b"\x20\x02\x00\x87", b"\x90\x03\x00\x01\x87", b"\xe0\x00"] {
+        assert!(std::panic::catch_unwind(|| decode(false, bytes)).is_err(), "{bytes:02x?} was taken before v5");
     }
 }
