@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 pub struct Gauge(AtomicI64);
 
 impl Gauge {
-    /// One more.
-    pub fn increment(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    /// One more. The value then.
+    pub fn increment(&self) -> u64 {
+        let before = self.0.fetch_add(1, Ordering::Relaxed);
+        u64::try_from(before.saturating_add(1)).unwrap_or(0)
     }
 
     /// One less.
@@ -23,6 +24,11 @@ impl Gauge {
     /// Exactly `value`.
     pub fn set(&self, value: u64) {
         self.0.store(i64::try_from(value).unwrap_or(i64::MAX), Ordering::Relaxed);
+    }
+
+    /// At least `value`.
+    pub fn raise(&self, value: u64) {
+        self.0.fetch_max(i64::try_from(value).unwrap_or(i64::MAX), Ordering::Relaxed);
     }
 
     /// The value now.
@@ -148,10 +154,20 @@ metrics! {
         connections_accepted,
         /// Network connections that were closed at once, or whose CONNECT was refused.
         connections_refused,
+        /// CONNECT packets that could be read.
+        connects_received,
+        /// Packets of every type received from clients.
+        packets_received,
+        /// Packets of every type sent to clients.
+        packets_sent,
         /// PUBLISH packets received from clients, before any check.
         messages_received,
         /// PUBLISH packets sent to clients, repeats included.
         messages_delivered,
+        /// Bytes of the payloads in PUBLISH packets received from clients.
+        payload_bytes_received,
+        /// Bytes of the payloads in PUBLISH packets sent to clients.
+        payload_bytes_sent,
         /// Messages written to the log of a session or a shared group for later delivery.
         messages_queued,
         /// Bytes received from clients, after TLS.
@@ -164,6 +180,8 @@ metrics! {
         subscriptions_denied,
         /// CONNECT packets refused for a wrong or missing user name, password or certificate.
         logins_failed,
+        /// Sessions that ended since their Session Expiry Interval had passed.
+        sessions_expired,
     }
     drops {
         /// Messages dropped since the queue of their receiver was full.
@@ -188,10 +206,14 @@ metrics! {
         connections_open,
         /// Clients that are connected.
         clients_connected,
+        /// The most clients that were connected at the same time.
+        clients_connected_maximum,
         /// Sessions, connected or not.
         sessions,
-        /// Subscriptions of all sessions.
+        /// Subscriptions of all sessions, without the shared ones.
         subscriptions,
+        /// Shared Subscriptions of all sessions.
+        shared_subscriptions,
         /// Retained messages.
         retained_messages,
     }
@@ -237,11 +259,15 @@ mod tests {
         let metrics = Metrics::default();
         metrics.sessions.decrement();
         assert_eq!(value(&metrics, "sessions"), 0);
-        metrics.sessions.increment();
+        assert_eq!(metrics.sessions.increment(), 0);
         metrics.sessions.increment();
         assert_eq!(value(&metrics, "sessions"), 1);
         metrics.sessions.set(7);
         assert_eq!(value(&metrics, "sessions"), 7);
+        metrics.sessions.raise(5);
+        assert_eq!(value(&metrics, "sessions"), 7);
+        metrics.sessions.raise(9);
+        assert_eq!((value(&metrics, "sessions"), metrics.sessions.increment()), (9, 10));
     }
 
     #[test]
@@ -254,14 +280,9 @@ mod tests {
         assert_eq!(names.len(), count);
         for sample in metrics.snapshot() {
             assert!(sample.meaning.ends_with('.') && !sample.meaning.starts_with(' '), "{sample:?}");
-            assert_eq!(
-                sample.kind == Kind::Counter,
-                !matches!(
-                    sample.name,
-                    "connections_open" | "clients_connected" | "sessions" | "subscriptions" | "retained_messages"
-                ),
-                "{sample:?}"
-            );
         }
+        let kind = |name: &str| metrics.snapshot().find(|sample| sample.name == name).map(|sample| sample.kind);
+        assert_eq!(kind("messages_received"), Some(Kind::Counter));
+        assert_eq!(kind("sessions"), Some(Kind::Gauge));
     }
 }

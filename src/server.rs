@@ -124,6 +124,11 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     tracing::info!(path = %socket.path().display(), "control socket open");
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(async move { drop(socket.serve(control).await) });
+    if config.broker.sys_interval_secs > 0 {
+        // It stands there before the first client comes.
+        broker.publish_sys(clock::now());
+        tasks.spawn(publish_sys(broker.clone()));
+    }
     for listener in listeners {
         let shared = listener.shared();
         tracing::info!(address = %shared.address, tls = shared.is_tls(), "listening");
@@ -233,11 +238,9 @@ fn reload(broker: &Broker, listeners: &[Arc<Shared>]) -> Result<(), Vec<String>>
 
 fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
     let health = broker.store.health();
-    broker.metrics.subscriptions.set(broker.subscriptions() as u64);
-    broker.metrics.retained_messages.set(broker.retained() as u64);
     let mut metrics = serde_json::Map::new();
     let mut dropped = serde_json::Map::new();
-    for sample in broker.metrics.snapshot() {
+    for sample in broker.samples() {
         match sample.name.strip_prefix("dropped_") {
             Some(reason) => dropped.insert(reason.to_owned(), sample.value.into()),
             None => metrics.insert(sample.name.to_owned(), sample.value.into()),
@@ -276,6 +279,17 @@ async fn sweep(broker: Arc<Broker>) {
         while broker.sweep(clock::now(), SWEEP_AT_ONCE) {
             tokio::task::yield_now().await;
         }
+    }
+}
+
+/// What the broker tells of itself, at its interval.
+async fn publish_sys(broker: Arc<Broker>) {
+    let every = Duration::from_secs(u64::from(broker.config.sys_interval_secs));
+    let mut tick = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        broker.publish_sys(clock::now());
     }
 }
 

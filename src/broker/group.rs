@@ -199,6 +199,11 @@ impl Group {
         self.state.lock().leased.get(&seq).is_some_and(|(holder, _)| *holder == session)
     }
 
+    /// How many subscriptions it is made of.
+    pub(super) fn members(&self) -> usize {
+        self.state.lock().members.len()
+    }
+
     #[cfg(test)]
     pub(super) fn has_member(&self, session: u64) -> bool {
         self.state.lock().member(session).is_some()

@@ -11,6 +11,7 @@ mod registry;
 mod retained;
 mod subscribe;
 mod sweep;
+mod sys;
 #[cfg(test)]
 mod tests;
 mod will;
@@ -38,7 +39,7 @@ pub use registry::{Ended, Owner, Refused, Registry};
 
 use crate::{
     auth::{Auth, Identity},
-    metrics::{DropReason, Metrics},
+    metrics::{DropReason, Metrics, Sample},
     mqtt::{
         Filter, Outbox, PacketId, ReasonCode, Shown, Timestamp,
         packet::{Connect, SubscriptionOptions},
@@ -51,6 +52,7 @@ use group::Groups;
 use publish::Op;
 use retained::Retained;
 use sweep::Sweep;
+use sys::Sys;
 use will::PendingWill;
 
 /// The broker: everything that connections share.
@@ -75,6 +77,7 @@ pub struct Broker {
     groups: Groups,
     retained: Retained,
     sweep: Sweep,
+    sys: Sys,
     next_unstored_id: AtomicU64,
     /// Whether everything is being read from the store anew: nobody is let in meanwhile.
     rebuilding: RwLock<bool>,
@@ -124,6 +127,7 @@ impl Broker {
             groups: Groups::default(),
             retained: Retained::default(),
             sweep: Sweep::default(),
+            sys: Sys::default(),
             next_unstored_id: AtomicU64::new(UNSTORED),
             rebuilding: RwLock::new(false),
             stopping: AtomicBool::new(false),
@@ -193,7 +197,7 @@ impl Broker {
         let (head, beyond) = (log.head(), log.settled_beyond());
         client.receiver.online(signal.clone(), head, beyond);
         self.groups_online(&client, Some(terms.send_maximum), &mut turn, now);
-        self.metrics.clients_connected.increment();
+        self.metrics.clients_connected_maximum.raise(self.metrics.clients_connected.increment());
         owner.client = Some(client);
         self.finish(&mut turn);
         Ok(Connected { session_present, commit })
@@ -495,10 +499,21 @@ impl Broker {
         self.receivers.iter().any(|receiver| receiver.logged && receiver.is_online())
     }
 
-    /// How many subscriptions there are.
+    /// How many subscriptions the router has: a shared group counts as one.
     #[must_use]
     pub fn subscriptions(&self) -> usize {
         self.router.read().len()
+    }
+
+    /// Every metric with its value now.
+    pub fn samples(&self) -> impl Iterator<Item = Sample> {
+        let groups = self.groups.all();
+        let shared: usize = groups.iter().map(|group| group.members()).sum();
+        // Each group has one subscription of its own.
+        self.metrics.subscriptions.set(self.subscriptions().saturating_sub(groups.len()) as u64);
+        self.metrics.shared_subscriptions.set(shared as u64);
+        self.metrics.retained_messages.set(self.retained() as u64);
+        self.metrics.snapshot()
     }
 
     /// How many messages are retained.

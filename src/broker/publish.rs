@@ -205,6 +205,11 @@ impl Drop for Turn {
 }
 
 impl Route {
+    /// Whether nobody gets what is published here.
+    pub(super) fn is_empty(&self) -> bool {
+        self.hops.is_empty()
+    }
+
     /// What it takes in memory with its place in the cache, roughly.
     fn bytes(&self) -> usize {
         size_of::<Self>() + 64 + 2 * self.topic.as_str().len() + self.hops.len() * size_of::<Hop>()
@@ -253,6 +258,7 @@ impl Broker {
         now: Timestamp,
     ) {
         turn.counts.messages_received += 1;
+        turn.counts.payload_bytes_received += publish.payload.len() as u64;
         // The codec has checked the name: only an empty one would give no route, and that is a violation already.
         let Some(route) = self.route(&mut turn.routes, &client.receiver, publish.topic, alias) else { return };
         if let Some(line) = route.denied {
@@ -283,7 +289,7 @@ impl Broker {
         turn.ops.push(Op::Publish { message, route, record });
     }
 
-    /// A message that no client publishes now: a Will, the broker's own.
+    /// A message that no client publishes now: a Will.
     pub(super) fn publish_message(&self, turn: &mut Turn, message: Message, publisher: &Receiver) {
         let mut routes = Routes::default();
         let Some(route) = self.route(&mut routes, publisher, "", Some(message.topic.clone())) else { return };
@@ -362,7 +368,7 @@ impl Broker {
         Some(route)
     }
 
-    fn find_route(&self, publisher: &Receiver, topic: TopicName, rules_generation: u64) -> Route {
+    pub(super) fn find_route(&self, publisher: &Receiver, topic: TopicName, rules_generation: u64) -> Route {
         let part = self.generations.part(topic.as_str());
         let (generation, matches) = {
             let router = self.router.read();
@@ -445,7 +451,7 @@ impl Broker {
     }
 
     /// Hands over messages that need no store: each receiver is locked once for a run of messages on one route.
-    fn hand_over(&self, mut ops: Vec<Op>, turn: &mut Turn, now: Timestamp) -> Vec<Op> {
+    pub(super) fn hand_over(&self, mut ops: Vec<Op>, turn: &mut Turn, now: Timestamp) -> Vec<Op> {
         let mut rest = ops.as_slice();
         while let Some(Op::Publish { route, .. }) = rest.first() {
             let run = rest

@@ -16,7 +16,7 @@ use crate::{
     storage::{Batch, StoredSubscription},
 };
 
-use super::{Broker, Client, Turn, mailbox::delivery, publish::lower};
+use super::{Broker, Client, Turn, mailbox::delivery, publish::lower, sys};
 
 impl Broker {
     /// A SUBSCRIBE. Gives the retained messages that it asks for and that no log holds; they follow its SUBACK.
@@ -99,12 +99,16 @@ impl Broker {
                 turn.counts.dropped(DropReason::QueueFull);
                 continue;
             }
-            for message in self.retained.matching(&filter.filter, now) {
+            let of_broker = sys::speaks_of(&filter.filter);
+            let found =
+                if of_broker { self.sys.matching(&filter.filter) } else { self.retained.matching(&filter.filter, now) };
+            for message in found {
                 if options.no_local && message.publisher == client.session.id {
                     continue;
                 }
                 if !rules.verdict(who, Access::Receive, &message.topic).allowed {
-                    turn.counts.dropped(DropReason::AclDenied);
+                    // What the broker tells of itself is no message of anybody that could be lost.
+                    turn.counts.dropped_acl_denied += u64::from(!of_broker);
                 } else if retained.len() >= most {
                     turn.counts.dropped(DropReason::QueueFull);
                 } else {

@@ -126,6 +126,7 @@ impl Broker {
         if let Some(client) = self.registry.evict(client_id, expired) {
             let mut turn = Turn::default();
             tracing::info!(client = %Shown(client_id), "session expired");
+            turn.counts.sessions_expired += 1;
             self.end_session(client, &mut turn, now);
             self.finish(&mut turn);
         } else {

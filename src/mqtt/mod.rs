@@ -22,7 +22,7 @@ mod wire;
 pub use codec::QoS;
 pub use malformed::Malformed;
 pub use message::{Message, Timestamp};
-pub use outbox::Outbox;
+pub use outbox::{Outbox, Tally};
 pub use packet::{Packet, PacketId, Version};
 pub use reason::ReasonCode;
 pub use shown::Shown;

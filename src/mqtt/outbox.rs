@@ -24,6 +24,18 @@ pub struct Outbox {
     large: VecDeque<Large>,
     /// Bytes of the payloads in `large` that wait.
     large_len: usize,
+    tally: Tally,
+}
+
+/// What was queued in an outbox since that was last asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Packets of every type.
+    pub packets: u64,
+    /// PUBLISH packets among them.
+    pub publishes: u64,
+    /// Bytes of the payloads of these.
+    pub payload_bytes: u64,
 }
 
 /// A payload that is not copied.
@@ -73,7 +85,13 @@ impl Outbox {
             sent: 0,
             large: VecDeque::new(),
             large_len: 0,
+            tally: Tally::default(),
         }
+    }
+
+    /// What was queued since the last call.
+    pub fn take_tally(&mut self) -> Tally {
+        std::mem::take(&mut self.tally)
     }
 
     /// Sets the peer's Maximum Packet Size, in bytes of the whole packet [MQTT-3.1.2-24].
@@ -100,6 +118,9 @@ impl Outbox {
             self.large_len += message.payload.len();
             self.large.push_back(Large { at: self.buffer.len(), message: Arc::clone(message), sent: 0 });
         }
+        self.tally.packets += 1;
+        self.tally.publishes += 1;
+        self.tally.payload_bytes += message.payload.len() as u64;
         Ok(())
     }
 
@@ -112,6 +133,7 @@ impl Outbox {
     /// Queues a PUBACK, PUBREC, PUBREL or PUBCOMP; MQTT 3 has no room for `reason`.
     pub fn ack(&mut self, kind: AckKind, packet_id: PacketId, reason: ReasonCode) {
         encode_ack(kind, packet_id, reason, self.version, &mut self.buffer);
+        self.tally.packets += 1;
     }
 
     /// Queues any packet; leaves out User Properties and Reason String where they would exceed the peer's maximum
@@ -144,6 +166,7 @@ impl Outbox {
     /// Queues a PINGRESP.
     pub fn pingresp(&mut self) {
         self.buffer.extend_from_slice(&[0xD0, 0]);
+        self.tally.packets += 1;
     }
 
     /// Bytes that wait.
@@ -230,6 +253,7 @@ impl Outbox {
             self.buffer.truncate(start);
             return Err(TooLarge);
         }
+        self.tally.packets += 1;
         Ok(())
     }
 }

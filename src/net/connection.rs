@@ -23,8 +23,9 @@ use super::{ended::Ended, transport::Transport};
 use crate::{
     broker::{self, Broker, Owner, Signal, Turn},
     clock,
+    metrics::{Counts, Metrics},
     mqtt::{
-        Outbox, Packet, Timestamp,
+        Outbox, Packet, Tally, Timestamp,
         codec::{self, Sender},
         frame::{self, Cut},
         packet::Disconnect,
@@ -184,6 +185,7 @@ impl Connection {
         let mail = self.mail.get(self.sent..).unwrap_or_default();
         let lost = mail.iter().chain(replay).filter(|delivery| delivery.source == Source::Direct).count();
         self.turn.counts.dropped_not_persistent += lost as u64;
+        count_sent(&mut self.outbox, &mut self.turn.counts);
         self.broker.finish(&mut self.turn);
     }
 
@@ -312,6 +314,7 @@ impl Connection {
                 Cut::Whole(frame) => {
                     bytes = bytes.get(frame.len..).unwrap_or_default();
                     self.handled += 1;
+                    self.turn.counts.packets_received += 1;
                     self.take_packet(frame, now)?;
                 }
                 Cut::Partial { .. } => {
@@ -403,6 +406,7 @@ impl Connection {
     /// Writes what the stream takes.
     fn write(&mut self, cx: &mut Context<'_>) -> Result<Progress, Ended> {
         let mut progress = Progress::None;
+        count_sent(&mut self.outbox, &mut self.turn.counts);
         while !self.outbox.is_empty() {
             let Poll::Ready(written) = write_once(&mut self.transport, &mut self.outbox, cx) else {
                 return Ok(progress);
@@ -442,12 +446,14 @@ impl Connection {
 
 /// Writes what is left of `outbox`, says goodbye to the stream and waits until the client has seen it, so that what was sent last is not
 /// lost to a reset.
-pub(super) async fn close(mut transport: Transport, mut outbox: Outbox) {
+pub(super) async fn close(mut transport: Transport, mut outbox: Outbox, metrics: &Metrics) {
     let mut sink = [0; 1024];
     let mut sunk = 0;
+    let mut counts = Counts::default();
+    count_sent(&mut outbox, &mut counts);
     let closing = poll_fn(|cx| -> Poll<std::io::Result<()>> {
         while !outbox.is_empty() {
-            ready!(write_once(&mut transport, &mut outbox, cx))?;
+            counts.bytes_sent += ready!(write_once(&mut transport, &mut outbox, cx))? as u64;
         }
         ready!(transport.poll_shutdown(cx))?;
         loop {
@@ -460,6 +466,15 @@ pub(super) async fn close(mut transport: Transport, mut outbox: Outbox) {
     });
     // The client may be gone already, or never read: then there is nobody to tell.
     let _ = tokio::time::timeout(CLOSE_WAIT, closing).await;
+    metrics.add(&mut counts);
+}
+
+/// Counts what was put into `outbox` since the last time.
+fn count_sent(outbox: &mut Outbox, counts: &mut Counts) {
+    let Tally { packets, publishes, payload_bytes } = outbox.take_tally();
+    counts.packets_sent += packets;
+    counts.messages_delivered += publishes;
+    counts.payload_bytes_sent += payload_bytes;
 }
 
 fn write_once(transport: &mut Transport, outbox: &mut Outbox, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {

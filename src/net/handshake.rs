@@ -21,6 +21,7 @@ use crate::{
     auth::{Identity, certificate},
     broker::{Ended, Owner, Refused, Signal},
     clock,
+    metrics::Counts,
     mqtt::{
         Outbox, Packet, ReasonCode, Shown, Version,
         codec::{self, Malformed, Sender},
@@ -65,7 +66,7 @@ pub(super) async fn serve(transport: Transport, peer: SocketAddr, shared: Arc<Sh
     tracing::info!(client = %Shown(&client_id), identity = %identity, %peer, listener = %shared.address, "connected");
     let (ended, transport, outbox) = Box::pin(connection.run()).await;
     tracing::info!(client = %Shown(&client_id), %peer, reason = %ended, "disconnected");
-    Box::pin(connection::close(transport, outbox)).await;
+    Box::pin(connection::close(transport, outbox, &shared.broker.metrics)).await;
 }
 
 type Begun = (Box<Connection>, Arc<str>, Identity);
@@ -98,7 +99,7 @@ fn certified_identity(
 }
 
 async fn refuse(failed: Failed, transport: Option<Transport>, peer: SocketAddr, shared: &Shared) {
-    let mut counts = crate::metrics::Counts { connections_refused: 1, ..Default::default() };
+    let mut counts = Counts { connections_refused: 1, ..Default::default() };
     if matches!(&failed, Failed::Refused { reason: ReasonCode::BadUserNameOrPassword | ReasonCode::NotAuthorized, .. })
     {
         counts.logins_failed = 1;
@@ -129,7 +130,7 @@ async fn refuse(failed: Failed, transport: Option<Transport>, peer: SocketAddr, 
     outbox.set_maximum_packet_size(maximum);
     let properties = ConnAckProperties { reason_string: why, ..Default::default() };
     let _ = outbox.packet(&Packet::ConnAck(Box::new(ConnAck { session_present: false, reason, properties })));
-    connection::close(transport, outbox).await;
+    connection::close(transport, outbox, &shared.broker.metrics).await;
 }
 
 async fn connect(
@@ -216,6 +217,9 @@ async fn read_connect(transport: &mut Transport, shared: &Shared) -> Result<(Con
         let Packet::Connect(connect) = codec::decode(frame, Version::V5, Sender::Client).map_err(malformed)? else {
             return Err(Failed::NoConnect);
         };
+        let bytes_received = bytes.len() as u64;
+        let mut counts = Counts { connects_received: 1, packets_received: 1, bytes_received, ..Counts::default() };
+        shared.broker.metrics.add(&mut counts);
         return Ok((*connect, bytes.split_off(length)));
     }
 }

@@ -23,4 +23,5 @@ mod hostile;
 mod kill;
 mod mosquitto_oracle;
 mod support;
+mod sys;
 mod tls;

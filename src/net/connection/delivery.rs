@@ -88,13 +88,11 @@ impl Connection {
         }
         let turn = &mut self.turn;
         match client.session.deliver(delivery, now, &mut self.outbox) {
-            Delivered::Sent => turn.counts.messages_delivered += 1,
-            Delivered::Known => {}
+            Delivered::Sent | Delivered::Known => {}
             Delivered::Full => return false,
             Delivered::Expired => self.broker.give_up(client, turn, delivery.source, DropReason::Expired, now),
             Delivered::TooLarge => self.broker.give_up(client, turn, delivery.source, DropReason::TooLarge, now),
             Delivered::Record { packet_id } => {
-                turn.counts.messages_delivered += 1;
                 self.broker.record_packet_id(client, turn, delivery.source, packet_id);
             }
         }

@@ -1,0 +1,402 @@
+//! What the broker tells of itself, under `$SYS`: every metric there is, and under the names that mosquitto 2.x has for it whatever means
+//! the same there.
+//!
+//! One view of all values is kept in memory and renewed at an interval: new subscribers get it whole, as retained messages; those who are
+//! there get what changed. Nothing of it is stored, counted as retained or counted as dropped. Must not count anything itself.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::{
+    auth::Identity,
+    clock,
+    metrics::{Counts, Sample},
+    mqtt::{Message, QoS, Timestamp, TopicFilter, TopicName, TopicTrie},
+    storage::Health,
+};
+
+use super::{Broker, Receiver, Turn, mailbox::Limits, publish::Op};
+
+/// What stands under `$SYS` now.
+#[derive(Debug, Default)]
+pub(super) struct Sys {
+    view: Mutex<View>,
+}
+
+#[derive(Debug, Default)]
+struct View {
+    by_topic: TopicTrie<Arc<Message>>,
+    loads: [Load; LOADS.len()],
+    renewed_at: Option<Timestamp>,
+}
+
+/// Whether `filter` matches topics of the broker alone: nobody else publishes there, and no other filter reaches them [MQTT-4.7.2-1].
+pub(super) fn speaks_of(filter: &TopicFilter) -> bool {
+    filter.levels().next() == Some(ROOT)
+}
+
+impl Sys {
+    /// All that `filter` matches.
+    pub(super) fn matching(&self, filter: &TopicFilter) -> Vec<Arc<Message>> {
+        let mut found = Vec::new();
+        self.view.lock().by_topic.matching(filter, &mut |message: &Arc<Message>| found.push(message.clone()));
+        found
+    }
+}
+
+impl Broker {
+    /// Renews what stands under `$SYS`, and gives what changed to those who subscribe to it.
+    pub fn publish_sys(&self, now: Timestamp) {
+        let numbers = Numbers::new(self.samples());
+        let mut values = Values::default();
+        values.process(clock::uptime().as_secs(), memory());
+        values.storage(&self.store.health());
+        values.metrics(&numbers);
+        let changed = {
+            let mut view = self.sys.view.lock();
+            view.advance_loads(&numbers, now);
+            values.loads(&view.loads);
+            view.renew(values)
+        };
+        self.give_to_subscribers(changed, now);
+    }
+
+    /// At QoS 0, and past the counters: the next value makes up for one that somebody missed.
+    fn give_to_subscribers(&self, messages: Vec<Arc<Message>>, now: Timestamp) {
+        let no_limits = Limits { messages: 0, bytes: 0 };
+        let publisher = Receiver::new(0, Arc::default(), Identity::ANONYMOUS, false, no_limits, 0, 0);
+        let rules = self.auth.generation();
+        let ops = messages.into_iter().filter_map(|message| {
+            let route = self.find_route(&publisher, message.topic.clone(), rules);
+            (!route.is_empty()).then(|| Op::Publish { message, route: Arc::new(route), record: None })
+        });
+        let mut turn = Turn::default();
+        self.hand_over(ops.collect(), &mut turn, now);
+        turn.counts = Counts::default();
+        self.finish(&mut turn);
+    }
+}
+
+impl View {
+    fn advance_loads(&mut self, numbers: &Numbers, now: Timestamp) {
+        let elapsed = self.renewed_at.map_or(0, |at| now.millis_since(at));
+        for (load, (_, of)) in self.loads.iter_mut().zip(LOADS) {
+            load.advance(numbers.get(of), elapsed);
+        }
+        self.renewed_at = Some(now);
+    }
+
+    /// Takes `values` for what stands here; gives those that differ from before.
+    fn renew(&mut self, values: Values) -> Vec<Arc<Message>> {
+        let mut changed = Vec::new();
+        for (name, value) in values.0 {
+            let Ok(topic) = TopicName::parse(&format!("{ROOT}/broker/{name}")) else { continue };
+            let known = self.by_topic.get_topic(&topic);
+            if known.is_some_and(|known| *known.payload == *value.as_bytes()) {
+                continue;
+            }
+            let message = Arc::new(Message {
+                topic: known.map_or(topic, |known| known.topic.clone()),
+                payload: value.into_bytes().into(),
+                qos: QoS::AtMostOnce,
+                retain: true,
+                properties: Box::default(),
+                expires_at: None,
+                publisher: 0,
+            });
+            self.by_topic.insert_topic(&message.topic.clone(), message.clone());
+            changed.push(message);
+        }
+        changed
+    }
+}
+
+/// Every number that is published, by its name: the metrics, and what follows from them.
+#[derive(Debug)]
+struct Numbers {
+    metrics: Vec<(&'static str, u64)>,
+    derived: [(&'static str, u64); 2],
+}
+
+impl Numbers {
+    fn new(samples: impl Iterator<Item = Sample>) -> Self {
+        let metrics: Vec<_> = samples.map(|sample| (sample.name, sample.value)).collect();
+        let dropped = metrics.iter().filter(|(name, _)| name.starts_with(DROPPED)).map(|(_, value)| value).sum();
+        let of = |name| metrics.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value);
+        let offline = of("sessions").saturating_sub(of("clients_connected"));
+        Self { metrics, derived: [("dropped", dropped), ("sessions_offline", offline)] }
+    }
+
+    fn get(&self, name: &str) -> u64 {
+        self.metrics.iter().chain(&self.derived).find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
+    }
+}
+
+/// What is to stand under `$SYS/broker/`: name and value.
+#[derive(Debug, Default)]
+struct Values(Vec<(String, String)>);
+
+impl Values {
+    fn put(&mut self, name: impl Into<String>, value: impl ToString) {
+        self.0.push((name.into(), value.to_string()));
+    }
+
+    /// `memory`: now and at most, in bytes, where the system tells.
+    fn process(&mut self, uptime_secs: u64, memory: Option<(u64, u64)>) {
+        self.put("version", concat!("pinnace version ", env!("CARGO_PKG_VERSION")));
+        self.put("uptime", format_args!("{uptime_secs} seconds"));
+        if let Some((resident, maximum)) = memory {
+            self.put("heap/current", resident);
+            self.put("heap/maximum", maximum);
+        }
+    }
+
+    fn storage(&mut self, health: &Health) {
+        self.put("storage/engine", health.engine);
+        self.put("storage/durability", health.durability.name());
+        self.put("storage/healthy", u8::from(health.failure.is_none()));
+        self.put("storage/failure", health.failure.as_deref().unwrap_or("none"));
+        self.put("storage/commits", health.batches);
+        self.put("storage/syncs", health.syncs);
+        self.put("storage/operations", health.operations);
+    }
+
+    fn metrics(&mut self, numbers: &Numbers) {
+        for (name, value) in &numbers.metrics {
+            match name.strip_prefix(DROPPED) {
+                Some(reason) => self.put(format!("drops/{reason}"), value),
+                None => self.put(format!("metrics/{name}"), value),
+            }
+        }
+        for (name, of) in MOSQUITTO {
+            self.put(*name, numbers.get(of));
+        }
+    }
+
+    fn loads(&mut self, loads: &[Load]) {
+        for (load, (name, _)) in loads.iter().zip(LOADS) {
+            for (average, minutes) in load.averages.iter().zip(MINUTES) {
+                self.put(format!("load/{name}/{minutes}min"), format_args!("{average:.2}"));
+            }
+        }
+    }
+}
+
+/// How much of something happens in a minute: moving averages over 1, 5 and 15 minutes that forget exponentially.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Load {
+    total: u64,
+    averages: [f64; MINUTES.len()],
+}
+
+impl Load {
+    /// The counter stands at `total`, `elapsed` milliseconds after the last time.
+    #[allow(clippy::cast_precision_loss)] // an average needs no more digits
+    fn advance(&mut self, total: u64, elapsed: u64) {
+        if elapsed == 0 {
+            return;
+        }
+        let elapsed_minutes = elapsed as f64 / 60_000.0;
+        let rate = total.saturating_sub(self.total) as f64 / elapsed_minutes;
+        for (average, minutes) in self.averages.iter_mut().zip(MINUTES) {
+            let kept = (-elapsed_minutes / f64::from(minutes)).exp();
+            *average = rate + kept * (*average - rate);
+        }
+        self.total = total;
+    }
+}
+
+/// The memory of this process that is resident, now and at most, in bytes.
+fn memory() -> Option<(u64, u64)> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let bytes = |name: &str| -> Option<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+    };
+    Some((bytes("VmRSS")?, bytes("VmHWM")?))
+}
+
+const ROOT: &str = "$SYS";
+const DROPPED: &str = "dropped_";
+const MINUTES: [u32; 3] = [1, 5, 15];
+
+/// The names that mosquitto 2.x has, and the number that means the same here.
+const MOSQUITTO: &[(&str, &str)] = &[
+    ("bytes/received", "bytes_received"),
+    ("bytes/sent", "bytes_sent"),
+    ("clients/active", "clients_connected"),
+    ("clients/connected", "clients_connected"),
+    ("clients/disconnected", "sessions_offline"),
+    ("clients/expired", "sessions_expired"),
+    ("clients/inactive", "sessions_offline"),
+    ("clients/maximum", "clients_connected_maximum"),
+    ("clients/total", "sessions"),
+    ("messages/received", "packets_received"),
+    ("messages/sent", "packets_sent"),
+    ("publish/bytes/received", "payload_bytes_received"),
+    ("publish/bytes/sent", "payload_bytes_sent"),
+    ("publish/messages/dropped", "dropped"),
+    ("publish/messages/received", "messages_received"),
+    ("publish/messages/sent", "messages_delivered"),
+    ("retained messages/count", "retained_messages"),
+    ("shared_subscriptions/count", "shared_subscriptions"),
+    ("subscriptions/count", "subscriptions"),
+];
+
+/// What has a load average, and the counter that it is made of.
+const LOADS: &[(&str, &str)] = &[
+    ("bytes/received", "bytes_received"),
+    ("bytes/sent", "bytes_sent"),
+    ("connections", "connects_received"),
+    ("messages/received", "packets_received"),
+    ("messages/sent", "packets_sent"),
+    ("publish/dropped", "dropped"),
+    ("publish/received", "messages_received"),
+    ("publish/sent", "messages_delivered"),
+    ("sockets", "connections_accepted"),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::metrics::{DropReason, Metrics};
+
+    fn payload(view: &View, name: &str) -> Option<String> {
+        let topic = TopicName::parse(&format!("$SYS/broker/{name}")).unwrap();
+        view.by_topic.get_topic(&topic).map(|message| String::from_utf8(message.payload.to_vec()).unwrap())
+    }
+
+    fn renewed(view: &mut View, metrics: &Metrics, at: u64) -> Vec<String> {
+        let numbers = Numbers::new(metrics.snapshot());
+        let mut values = Values::default();
+        values.metrics(&numbers);
+        view.advance_loads(&numbers, Timestamp(at));
+        values.loads(&view.loads);
+        let changed = view.renew(values);
+        changed.iter().map(|message| message.topic.as_str()["$SYS/broker/".len()..].to_owned()).collect()
+    }
+
+    /// Every metric of the table is there, and mosquitto's names stand for metrics that exist.
+    #[test]
+    fn nothing_that_is_counted_is_left_out() {
+        let metrics = Metrics::default();
+        let mut view = View::default();
+        let told: BTreeSet<String> = renewed(&mut view, &metrics, 1_000).into_iter().collect();
+        for sample in metrics.snapshot() {
+            let name = match sample.name.strip_prefix("dropped_") {
+                Some(reason) => format!("drops/{reason}"),
+                None => format!("metrics/{}", sample.name),
+            };
+            assert!(told.contains(&name), "{name}");
+        }
+        let numbers = Numbers::new(metrics.snapshot());
+        let names: Vec<&str> = numbers.metrics.iter().chain(&numbers.derived).map(|(name, _)| *name).collect();
+        for (name, of) in MOSQUITTO.iter().chain(LOADS) {
+            assert!(names.contains(of), "{name} is said to be {of}");
+        }
+        assert!(MOSQUITTO.iter().all(|(name, _)| told.contains(*name)));
+    }
+
+    /// What is derived follows from the counters, and is never negative (D137).
+    #[test]
+    fn sums_and_differences() {
+        let metrics = Metrics::default();
+        let mut counts = Counts::default();
+        DropReason::ALL.iter().for_each(|reason| counts.dropped(*reason));
+        counts.dropped(DropReason::Expired);
+        metrics.add(&mut counts);
+        metrics.clients_connected.set(3);
+        let mut view = View::default();
+        renewed(&mut view, &metrics, 1_000);
+        let of = |view: &View, name: &str| payload(view, name).unwrap();
+        assert_eq!(of(&view, "publish/messages/dropped"), (DropReason::ALL.len() + 1).to_string());
+        assert_eq!(of(&view, "drops/expired"), "2");
+        assert_eq!(of(&view, "clients/disconnected"), "0");
+        metrics.sessions.set(10);
+        assert!(renewed(&mut view, &metrics, 2_000).contains(&"clients/disconnected".into()));
+        assert_eq!(of(&view, "clients/disconnected"), "7");
+        assert_eq!(of(&view, "clients/total"), "10");
+    }
+
+    /// Who is there gets what changed; the view stays whole (D138).
+    #[test]
+    fn what_did_not_change_is_not_told_again_and_stays() {
+        let metrics = Metrics::default();
+        let mut view = View::default();
+        let all = renewed(&mut view, &metrics, 1_000);
+        assert_eq!(renewed(&mut view, &metrics, 60_000), Vec::<String>::new());
+        assert_eq!(view.by_topic.len(), all.len());
+        metrics.retained_messages.set(2);
+        let changed: BTreeSet<String> = renewed(&mut view, &metrics, 120_000).into_iter().collect();
+        assert_eq!(changed, BTreeSet::from(["metrics/retained_messages".into(), "retained messages/count".into()]));
+        assert_eq!(view.by_topic.len(), all.len());
+        assert_eq!(payload(&view, "clients/total"), Some("0".into()));
+    }
+
+    #[test]
+    fn which_filters_speak_of_the_broker() {
+        for (text, expected) in [
+            ("$SYS/#", true),
+            ("$SYS", true),
+            ("$SYS/+/uptime", true),
+            ("#", false),
+            ("+/broker", false),
+            ("$SYSTEM/#", false),
+            ("a/$SYS", false),
+        ] {
+            assert_eq!(speaks_of(&TopicFilter::parse(text).unwrap()), expected, "{text}");
+        }
+    }
+
+    /// By hand: with 60 in the first minute, an average over m minutes is 60 (1 - e^(-1/m)); each minute without any takes it down by the
+    /// factor e^(-1/m).
+    #[test]
+    fn load_averages() {
+        #[track_caller]
+        fn check(load: &Load, expected: [f64; 3]) {
+            for (average, expected) in load.averages.iter().zip(expected) {
+                assert!((average - expected).abs() < 0.000_05, "{load:?}, not {expected:?}");
+            }
+        }
+        let mut load = Load::default();
+        load.advance(60, 60_000);
+        check(&load, [37.9272, 10.8762, 3.8696]);
+        load.advance(60, 60_000);
+        check(&load, [13.9526, 8.9046, 3.6200]);
+        load.advance(100, 30_000);
+        check(&load, [39.9403, 15.6703, 6.1241]);
+        // Nothing elapsed: nothing is known of the rate.
+        load.advance(200, 0);
+        check(&load, [39.9403, 15.6703, 6.1241]);
+        // In one step or in many: at a constant rate that comes to the same.
+        let mut steps = Load::default();
+        let mut leap = Load::default();
+        for n in 1..=30 {
+            steps.advance(n * 20, 10_000);
+        }
+        leap.advance(600, 300_000);
+        check(&steps, leap.averages);
+    }
+
+    #[test]
+    fn loads_are_published_with_two_digits() {
+        let metrics = Metrics::default();
+        let mut view = View::default();
+        renewed(&mut view, &metrics, 1_000);
+        assert_eq!(payload(&view, "load/publish/received/1min"), Some("0.00".into()));
+        metrics.add(&mut Counts { messages_received: 60, ..Counts::default() });
+        renewed(&mut view, &metrics, 61_000);
+        assert_eq!(payload(&view, "load/publish/received/1min"), Some("37.93".into()));
+        assert_eq!(payload(&view, "load/publish/received/5min"), Some("10.88".into()));
+        assert_eq!(payload(&view, "load/publish/received/15min"), Some("3.87".into()));
+    }
+
+    #[test]
+    fn the_memory_of_this_process() {
+        let (now, most) = memory().expect("Linux tells");
+        assert!(now > 1 << 20 && most >= now, "{now} {most}");
+    }
+}
