@@ -12,6 +12,17 @@ if ! "$venv/bin/python" -c "import paho.mqtt" 2>/dev/null; then
 fi
 export PINNACE_TEST_PYTHON="$venv/bin/python"
 
+# mqtt.js, the client library of Node.js, as tests/clients/package-lock.json pins it.
+command -v node >/dev/null && command -v npm >/dev/null || sh deploy/packages.sh nodejs npm
+node=$PWD/target/test-node
+if ! cmp -s tests/clients/package-lock.json "$node/installed"; then
+    mkdir -p "$node"
+    cp tests/clients/package.json tests/clients/package-lock.json "$node/"
+    (cd "$node" && npm ci --silent --no-audit --no-fund)
+    cp tests/clients/package-lock.json "$node/installed"
+fi
+export PINNACE_TEST_NODE_MODULES="$node/node_modules"
+
 cargo fmt --check
 echo "Building. The first time this compiles RocksDB: up to 30 minutes on 2 cores."
 cargo clippy --locked --all-targets -- -D warnings

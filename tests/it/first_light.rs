@@ -1,9 +1,6 @@
-//! The main job with the smallest means: no file, real clients, every QoS in every version.
+//! The main job with the smallest means: no file, every QoS in every version.
 
-use crate::support::{
-    Broker, Connect, broker,
-    tools::{self, MosquittoSub},
-};
+use crate::support::{Broker, Connect, broker};
 
 /// A message goes from one client to another at every QoS, in every pair of versions; the lower QoS of publish and subscription
 /// counts [MQTT-3.8.4-8]; every first delivery has DUP 0 [MQTT-4.3.1-1], [MQTT-4.3.2-2], [MQTT-4.3.3-2].
@@ -27,59 +24,6 @@ fn a_message_goes_from_any_version_to_any_other_at_every_qos() {
             }
             subscriber.nothing();
         }
-    }
-}
-
-/// `mosquitto_pub` and `mosquitto_sub`: every QoS, wildcards, retained, will, a persistent session, 3.1.1 and 5.
-#[test]
-fn mosquitto_clients_work() {
-    let broker = Broker::start();
-    let port = broker.port();
-    for version in ["mqttv31", "mqttv311", "mqttv5"] {
-        let root = format!("home/{version}");
-        let with = |args: &[&str]| {
-            args.iter().map(|arg| arg.replace("ROOT", &root)).chain(["-V".into(), version.into()]).collect::<Vec<_>>()
-        };
-        let mut sub = MosquittoSub::subscribed(port, with(&["-t", "ROOT/+/temperature", "-q", "2"]));
-        for qos in ["0", "1", "2"] {
-            tools::publish(port, with(&["-t", "ROOT/attic/temperature", "-m", "21.5", "-q", qos]));
-            assert_eq!(sub.message(), format!("{root}/attic/temperature {qos} 0 21.5"));
-        }
-        tools::publish(port, with(&["-t", "ROOT/state", "-m", "kept", "-q", "1", "-r"]));
-        let mut late = MosquittoSub::start(port, with(&["-t", "ROOT/#", "-q", "1", "-C", "1"]));
-        assert_eq!(late.message(), format!("{root}/state 1 1 kept"));
-        tools::publish(port, with(&["-t", "ROOT/state", "-n", "-r"]));
-
-        let mut watcher = MosquittoSub::subscribed(port, with(&["-t", "ROOT/will", "-q", "1"]));
-        let will = ["-t", "ROOT/x", "--will-topic", "ROOT/will", "--will-payload", "gone", "--will-qos", "1"];
-        MosquittoSub::subscribed(port, with(&will)).kill();
-        assert_eq!(watcher.message(), format!("{root}/will 1 0 gone"));
-
-        let mut persistent = with(&["-t", "ROOT/queue", "-q", "2", "-i", "sleeper", "-c"]);
-        if version == "mqttv5" {
-            persistent.extend(["-x".into(), "3600".into()]);
-        }
-        let leave = persistent.iter().cloned().chain(["-E".into()]);
-        let (code, said) = MosquittoSub::start(port, leave).end();
-        assert_eq!(code, Some(0), "{said:?}");
-        for n in 0..10 {
-            tools::publish(port, with(&["-t", "ROOT/queue", "-m", &n.to_string(), "-q", ["1", "2"][n / 5]]));
-        }
-        let mut awake = MosquittoSub::start(port, persistent.into_iter().chain(["-C".into(), "10".into()]));
-        for n in 0..10 {
-            assert_eq!(awake.message(), format!("{root}/queue {} 0 {n}", 1 + n / 5));
-        }
-        assert_eq!(awake.end().0, Some(0));
-        broker.connect(&Connect::new(5, "sleeper")).disconnect();
-    }
-}
-
-/// Paho for Python, the same scenario over TCP.
-#[test]
-fn paho_works() {
-    let broker = Broker::start();
-    for version in ["4", "5"] {
-        tools::paho(broker.port(), ["--version", version]);
     }
 }
 

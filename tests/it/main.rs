@@ -12,6 +12,7 @@
 
 mod acl;
 mod auth;
+mod clients;
 mod config_errors;
 mod conformance;
 mod control;

@@ -1,4 +1,4 @@
-//! Clients that others wrote: `mosquitto_pub`, `mosquitto_sub` and Paho for Python, each as a process.
+//! Clients that others wrote: those of mosquitto, Paho for Python and mqtt.js, each as a process.
 
 use std::{
     ffi::OsStr,
@@ -14,16 +14,34 @@ use super::{PATIENCE, broker::wait};
 const INSTALL_MOSQUITTO: &str = "this test drives real clients: apt-get install mosquitto-clients";
 const INSTALL_PAHO: &str = "this test drives Paho: python3 -m venv DIR && DIR/bin/pip install paho-mqtt, then set PINNACE_TEST_PYTHON=DIR/bin/python";
 
+const INSTALL_MQTTJS: &str = "this test drives mqtt.js with Node.js 18 or later: npm ci in a copy of tests/clients, then set \
+    PINNACE_TEST_NODE_MODULES to its node_modules; tests/run.sh does both";
+
+/// A running program of mosquitto's.
+pub struct Tool(Child);
+
+impl Tool {
+    /// Starts it against a port.
+    pub fn start<S: AsRef<OsStr>>(program: &str, port: u16, args: impl IntoIterator<Item = S>) -> Self {
+        let child = Command::new(program)
+            .args(["-h", "127.0.0.1", "-p", &port.to_string()])
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        Self(child.expect(INSTALL_MOSQUITTO))
+    }
+
+    /// Waits for its end.
+    pub fn end(self) -> Output {
+        finish(self.0)
+    }
+}
+
 /// Runs `mosquitto_pub` to its end.
 pub fn mosquitto_pub<S: AsRef<OsStr>>(port: u16, args: impl IntoIterator<Item = S>) -> Output {
-    let child = Command::new("mosquitto_pub")
-        .args(["-h", "127.0.0.1", "-p", &port.to_string()])
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    finish(child.expect(INSTALL_MOSQUITTO))
+    Tool::start("mosquitto_pub", port, args).end()
 }
 
 /// Runs it; it must succeed.
@@ -127,20 +145,33 @@ impl Drop for MosquittoSub {
     }
 }
 
-/// Runs a scenario of `tests/it/paho_client.py` against a port; it must succeed.
+/// Runs the scenario of `tests/clients/paho_client.py` against a port; it must succeed.
 pub fn paho<S: AsRef<OsStr>>(port: u16, args: impl IntoIterator<Item = S>) {
     let python = std::env::var_os("PINNACE_TEST_PYTHON").unwrap_or_else(|| "python3".into());
-    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/paho_client.py");
-    let child = Command::new(&python)
-        .arg(script)
-        .args(["--port", &port.to_string()])
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let output = finish(child.expect(INSTALL_PAHO));
+    let mut command = Command::new(python);
+    command.arg(root().join("tests/clients/paho_client.py")).args(["--port", &port.to_string()]).args(args);
+    scenario(command, "No module named 'paho'", INSTALL_PAHO);
+}
+
+/// Runs the scenario of `tests/clients/mqttjs_client.cjs` against a port; it must succeed.
+pub fn mqttjs(port: u16, version: &str) {
+    let modules = std::env::var_os("PINNACE_TEST_NODE_MODULES").map(PathBuf::from);
+    let modules = modules.unwrap_or_else(|| root().join("target/test-node/node_modules"));
+    let mut command = Command::new("node");
+    command.arg(root().join("tests/clients/mqttjs_client.cjs")).args([&port.to_string(), version]);
+    command.env("PINNACE_TEST_NODE_MODULES", modules);
+    scenario(command, "Cannot find module", INSTALL_MQTTJS);
+}
+
+/// Runs `command`, which must succeed; where it cannot run, or says `missing`, something is to be installed.
+fn scenario(mut command: Command, missing: &str, install: &str) {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = finish(command.spawn().unwrap_or_else(|error| panic!("{error}: {install}")));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!said.contains("No module named 'paho'"), "{INSTALL_PAHO}");
-    assert!(output.status.success(), "Paho: {}\n{said}", String::from_utf8_lossy(&output.stdout));
+    assert!(!said.contains(missing), "{install}");
+    assert!(output.status.success(), "{command:?}: {}\n{said}", String::from_utf8_lossy(&output.stdout));
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
