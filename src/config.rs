@@ -21,7 +21,7 @@ pub use schema::Kind;
 
 use crate::net::config::ListenerConfig;
 use crate::storage::Durability;
-use crate::{auth, broker, session, storage};
+use crate::{auth, broker, net, session, storage};
 
 /// Every option of the process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +30,8 @@ pub struct Config {
     /// The sockets that clients connect to (`[[listener]]`).
     #[serde(rename = "listener")]
     pub listeners: Vec<ListenerConfig>,
+    /// The limits on connections.
+    pub network: net::Config,
     /// What survives a crash, and how well.
     pub storage: storage::Config,
     /// Who may come in and do what.
@@ -48,6 +50,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listeners: vec![ListenerConfig::default()],
+            network: net::Config::default(),
             storage: storage::Config::default(),
             auth: auth::Config::default(),
             broker: broker::Config::default(),

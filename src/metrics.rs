@@ -64,6 +64,7 @@ macro_rules! metrics {
     (
         counters { $($(#[doc = $counter_doc:literal])+ $counter:ident,)+ }
         drops { $($(#[doc = $drop_doc:literal])+ $reason:ident => $dropped:ident,)+ }
+        limits { $($(#[doc = $limit_doc:literal])+ $limit:ident => $limited:ident,)+ }
         gauges { $($(#[doc = $gauge_doc:literal])+ $gauge:ident,)+ }
     ) => {
         /// What one connection (or task) has counted since it last called [`Metrics::add`].
@@ -71,6 +72,7 @@ macro_rules! metrics {
         pub struct Counts {
             $($(#[doc = $counter_doc])+ pub $counter: u64,)+
             $($(#[doc = $drop_doc])+ pub $dropped: u64,)+
+            $($(#[doc = $limit_doc])+ pub $limited: u64,)+
         }
 
         impl Counts {
@@ -78,6 +80,32 @@ macro_rules! metrics {
             pub fn dropped(&mut self, reason: DropReason) {
                 match reason {
                     $(DropReason::$reason => self.$dropped += 1,)+
+                }
+            }
+
+            /// Counts that a client reached a limit.
+            pub fn limited(&mut self, limit: Limit) {
+                match limit {
+                    $(Limit::$limit => self.$limited += 1,)+
+                }
+            }
+        }
+
+        /// A limit that a client can reach.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Limit {
+            $($(#[doc = $limit_doc])+ $limit,)+
+        }
+
+        impl Limit {
+            /// Every limit, in the order of their declaration.
+            pub const ALL: &'static [Self] = &[$(Self::$limit,)+];
+
+            /// The name of its counter, for example `limited_sessions`.
+            #[must_use]
+            pub fn counter(self) -> &'static str {
+                match self {
+                    $(Self::$limit => stringify!($limited),)+
                 }
             }
         }
@@ -106,6 +134,7 @@ macro_rules! metrics {
         pub struct Metrics {
             $($counter: AtomicU64,)+
             $($dropped: AtomicU64,)+
+            $($limited: AtomicU64,)+
             $($(#[doc = $gauge_doc])+ pub $gauge: Gauge,)+
         }
 
@@ -114,6 +143,14 @@ macro_rules! metrics {
             pub fn add(&self, counts: &mut Counts) {
                 $(add(&self.$counter, &mut counts.$counter);)+
                 $(add(&self.$dropped, &mut counts.$dropped);)+
+                $(add(&self.$limited, &mut counts.$limited);)+
+            }
+
+            /// Counts one client that reached a limit, where no [`Counts`] are at hand.
+            pub fn limited(&self, limit: Limit) {
+                match limit {
+                    $(Limit::$limit => self.$limited.fetch_add(1, Ordering::Relaxed),)+
+                };
             }
 
             /// Every metric with its value now, in the order of their declaration.
@@ -121,6 +158,7 @@ macro_rules! metrics {
                 let counters = [
                     $((stringify!($counter), concat!($($counter_doc),+), &self.$counter),)+
                     $((stringify!($dropped), concat!($($drop_doc),+), &self.$dropped),)+
+                    $((stringify!($limited), concat!($($limit_doc),+), &self.$limited),)+
                 ];
                 let gauges = [$((stringify!($gauge), concat!($($gauge_doc),+), &self.$gauge),)+];
                 let counters = counters.into_iter().map(|(name, meaning, value)| Sample {
@@ -198,8 +236,42 @@ metrics! {
         SessionEnded => dropped_session_ended,
         /// Messages dropped since the store could not write or read them.
         StorageFailed => dropped_storage_failed,
+        /// Messages refused, or not retained, since as much as is allowed is retained.
+        RetainedFull => dropped_retained_full,
         /// Messages that their receiver refused, by a PUBACK or PUBREC with a failure.
         Refused => dropped_refused,
+    }
+    limits {
+        /// Connections closed at once since as many as are allowed were open, in all or through their listener.
+        Connections => limited_connections,
+        /// Connections closed at once since as many as are allowed were open from their address.
+        ConnectionsOfAddress => limited_connections_of_address,
+        /// Connections closed at once since too many came within a second, in all or from their address.
+        ConnectionRate => limited_connection_rate,
+        /// Connections closed since their CONNECT was not complete in time.
+        ConnectTimeout => limited_connect_timeout,
+        /// CONNECT packets whose Keep Alive was replaced by a shorter one.
+        KeepAlive => limited_keep_alive,
+        /// CONNECT packets refused since as many sessions as are allowed were there.
+        Sessions => limited_sessions,
+        /// CONNECT packets refused for the size of their Will.
+        WillSize => limited_will_size,
+        /// Take-overs that had to wait since their client id changed hands too often.
+        Takeovers => limited_takeovers,
+        /// Connections closed since a packet was larger than what is allowed.
+        PacketSize => limited_packet_size,
+        /// Topics and filters refused for their length or their levels.
+        Topics => limited_topics,
+        /// Connections closed since one packet held more filters than are allowed.
+        FiltersPerPacket => limited_filters_per_packet,
+        /// Filters refused since their session had as many subscriptions as are allowed.
+        Subscriptions => limited_subscriptions,
+        /// CONNECT packets refused, and connections closed, for the User Properties of one packet.
+        UserProperties => limited_user_properties,
+        /// Connections closed since more publications were in flight than the Receive Maximum allows.
+        InFlight => limited_in_flight,
+        /// Times that reading from a client paused since it published faster than is allowed.
+        PublishRate => limited_publish_rate,
     }
     gauges {
         /// Network connections that are open, with or without a CONNECT.
@@ -216,6 +288,8 @@ metrics! {
         shared_subscriptions,
         /// Retained messages.
         retained_messages,
+        /// Bytes that the retained messages take in memory, roughly.
+        retained_bytes,
     }
 }
 
@@ -251,6 +325,19 @@ mod tests {
             metrics.add(&mut counts);
             assert_eq!(value(&metrics, reason.counter()), 1);
             assert_eq!(metrics.snapshot().map(|sample| sample.value).sum::<u64>(), 1);
+        }
+    }
+
+    #[test]
+    fn every_limit_has_its_counter() {
+        for limit in Limit::ALL {
+            let metrics = Metrics::default();
+            let mut counts = Counts::default();
+            counts.limited(*limit);
+            metrics.add(&mut counts);
+            metrics.limited(*limit);
+            assert_eq!(value(&metrics, limit.counter()), 2);
+            assert_eq!(metrics.snapshot().map(|sample| sample.value).sum::<u64>(), 2);
         }
     }
 

@@ -28,7 +28,7 @@ use crate::{
     clock,
     config::{Config, Loaded},
     control::{Control, Socket},
-    net::{Listener, ListenerError, Shared},
+    net::{Admission, Listener, ListenerError, Shared},
     storage::{self, Durability, Store},
 };
 
@@ -111,9 +111,10 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
         "store open"
     );
     let verifying = Arc::new(Semaphore::new(VERIFIED_AT_ONCE));
+    let admission = Arc::new(Admission::new(&config.network, max_connections));
     let mut listeners = Vec::new();
     for listener in &config.listeners {
-        listeners.push(Listener::open(listener, broker.clone(), max_connections, verifying.clone())?);
+        listeners.push(Listener::open(listener, broker.clone(), admission.clone(), verifying.clone())?);
     }
     let shared: Arc<[Arc<Shared>]> = listeners.iter().map(Listener::shared).collect();
     let socket = Socket::open(&data_dir).map_err(|source| Error::Control { path: data_dir.clone(), source })?;
@@ -240,11 +241,14 @@ fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
     let health = broker.store.health();
     let mut metrics = serde_json::Map::new();
     let mut dropped = serde_json::Map::new();
+    let mut limited = serde_json::Map::new();
     for sample in broker.samples() {
-        match sample.name.strip_prefix("dropped_") {
-            Some(reason) => dropped.insert(reason.to_owned(), sample.value.into()),
-            None => metrics.insert(sample.name.to_owned(), sample.value.into()),
+        let (group, name) = match sample.name.split_once('_') {
+            Some(("dropped", reason)) => (&mut dropped, reason),
+            Some(("limited", limit)) => (&mut limited, limit),
+            _ => (&mut metrics, sample.name),
         };
+        group.insert(name.to_owned(), sample.value.into());
     }
     let listeners: Vec<_> = listeners
         .iter()
@@ -257,6 +261,7 @@ fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
         "listeners": listeners,
         "metrics": metrics,
         "dropped": dropped,
+        "limited": limited,
         "storage": {
             "engine": health.engine,
             "durability": health.durability.name(),

@@ -14,6 +14,7 @@ mod sweep;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod throttle;
 mod will;
 
 use std::{
@@ -36,10 +37,11 @@ pub use mailbox::{Receiver, Signal};
 pub use publish::{Route, Turn};
 pub use recovery::RecoveryError;
 pub use registry::{Ended, Owner, Refused, Registry};
+pub use throttle::Throttle;
 
 use crate::{
     auth::{Auth, Identity},
-    metrics::{DropReason, Metrics, Sample},
+    metrics::{DropReason, Limit, Metrics, Sample},
     mqtt::{
         Filter, Outbox, PacketId, ReasonCode, Shown, Timestamp,
         packet::{Connect, SubscriptionOptions},
@@ -115,7 +117,6 @@ impl Broker {
         let router = Router::default();
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
-            config,
             limits,
             store,
             auth,
@@ -125,12 +126,13 @@ impl Broker {
             router: RwLock::new(router),
             receivers: DashMap::default(),
             groups: Groups::default(),
-            retained: Retained::default(),
+            retained: Retained::new(&config),
             sweep: Sweep::default(),
             sys: Sys::default(),
             next_unstored_id: AtomicU64::new(UNSTORED),
             rebuilding: RwLock::new(false),
             stopping: AtomicBool::new(false),
+            config,
         })
     }
 
@@ -142,7 +144,7 @@ impl Broker {
     /// Makes or resumes the session of a CONNECT that was let in (3.1.4). CONNACK must wait for the commit that it names.
     ///
     /// # Errors
-    /// [`Refused::StoreFailed`]; the session is not disturbed.
+    /// [`Refused::StoreFailed`], [`Refused::TooManySessions`]; the session is not disturbed.
     pub fn connect(
         &self,
         owner: &mut Owner,
@@ -157,6 +159,10 @@ impl Broker {
         let needs_store = terms.session_expiry_secs > 0 || connect.will.is_some() || claimed_logged;
         if *rebuilding || needs_store && self.store_failed() {
             return Err(Refused::StoreFailed);
+        }
+        if owner.client.is_none() && self.has_all_sessions() {
+            self.metrics.limited(Limit::Sessions);
+            return Err(Refused::TooManySessions);
         }
         let mut turn = Turn::default();
         let discarded = if connect.clean_start { owner.client.take() } else { None };
@@ -239,6 +245,11 @@ impl Broker {
             stored: false,
             disconnected_at: None,
         })
+    }
+
+    /// Whether there are as many sessions as there may be. Those that are made at this moment may go beyond by as many as there are threads.
+    fn has_all_sessions(&self) -> bool {
+        self.config.max_sessions > 0 && self.metrics.sessions.get() >= self.config.max_sessions
     }
 
     fn receiver_limits(&self) -> mailbox::Limits {
@@ -513,6 +524,7 @@ impl Broker {
         self.metrics.subscriptions.set(self.subscriptions().saturating_sub(groups.len()) as u64);
         self.metrics.shared_subscriptions.set(shared as u64);
         self.metrics.retained_messages.set(self.retained() as u64);
+        self.metrics.retained_bytes.set(self.retained.bytes());
         self.metrics.snapshot()
     }
 

@@ -22,8 +22,9 @@ use crate::{
 };
 
 use super::{
-    Broker, Client, Group, Receiver, Signal,
+    Broker, Client, Group, Receiver, Signal, Throttle,
     mailbox::{Put, delivery},
+    retained::Retain,
 };
 
 /// What one turn of a connection has gathered, to be handed over at its end.
@@ -47,7 +48,7 @@ pub struct Turn {
 #[derive(Debug)]
 pub(super) enum Op {
     /// A message for all that `route` names. `record` is the QoS 2 packet id to remember with it.
-    Publish { message: Arc<Message>, route: Arc<Route>, record: Option<PacketId> },
+    Publish { message: Arc<Message>, route: Arc<Route>, record: Option<PacketId>, retain: Retain },
     /// PUBREL came: forget the QoS 2 packet id.
     Forget(PacketId),
     /// Record the step or packet id of an entry in flight.
@@ -274,6 +275,17 @@ impl Broker {
             expires_at: publish.expiry_secs.map(|secs| now.plus_secs(u64::from(secs))),
             publisher: client.session.id,
         });
+        let retain = self.retained.claim(&message);
+        if retain == Retain::NoRoom {
+            turn.counts.dropped(DropReason::RetainedFull);
+            self.log_retained_full(&client.receiver, now);
+            if client.session.version().is_v5()
+                && let Some(packet_id) = publish.packet_id
+            {
+                client.session.acknowledge(answer(publish.qos, packet_id, ReasonCode::QuotaExceeded), false);
+                return;
+            }
+        }
         turn.counts.dropped_acl_denied += route.withheld;
         let record = publish.packet_id.filter(|_| publish.qos == QoS::ExactlyOnce && client.session.logged);
         let durable = publish.qos != QoS::AtMostOnce && (route.logged || publish.retain || record.is_some());
@@ -282,11 +294,18 @@ impl Broker {
         }
         if let Some(packet_id) = publish.packet_id {
             let reason = if route.hops.is_empty() { ReasonCode::NoMatchingSubscribers } else { ReasonCode::Success };
-            let kind = if publish.qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };
-            client.session.acknowledge(Reply::Ack(kind, packet_id, reason), durable);
+            client.session.acknowledge(answer(publish.qos, packet_id, reason), durable);
             turn.awaited |= durable;
         }
-        turn.ops.push(Op::Publish { message, route, record });
+        turn.ops.push(Op::Publish { message, route, record, retain });
+    }
+
+    fn log_retained_full(&self, publisher: &Receiver, now: Timestamp) {
+        static SAID: Throttle = Throttle::new(1);
+        if let Some(left_out) = SAID.pass(now) {
+            let client = Shown(&publisher.client_id);
+            tracing::warn!(%client, left_out, "not retained: broker.max_retained_messages or max_retained_bytes is reached");
+        }
     }
 
     /// A message that no client publishes now: a Will.
@@ -295,7 +314,12 @@ impl Broker {
         let Some(route) = self.route(&mut routes, publisher, "", Some(message.topic.clone())) else { return };
         turn.counts.dropped_acl_denied += route.withheld;
         turn.stored |= message.retain || (route.logged && message.qos != QoS::AtMostOnce);
-        turn.ops.push(Op::Publish { message: Arc::new(message), route, record: None });
+        let retain = self.retained.claim(&message);
+        if retain == Retain::NoRoom {
+            turn.counts.dropped(DropReason::RetainedFull);
+            self.log_retained_full(publisher, crate::clock::now());
+        }
+        turn.ops.push(Op::Publish { message: Arc::new(message), route, record: None, retain });
     }
 
     /// Whether the ACL lets `receiver` publish to `topic`, and the line that says so.
@@ -325,8 +349,7 @@ impl Broker {
         let Some(packet_id) = publish.packet_id else { return };
         let version = client.session.version();
         let reason = if version.is_v5() { ReasonCode::NotAuthorized } else { ReasonCode::Success };
-        let kind = if publish.qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };
-        client.session.acknowledge(Reply::Ack(kind, packet_id, reason), false);
+        client.session.acknowledge(answer(publish.qos, packet_id, reason), false);
     }
 
     pub(super) fn log_denied(&self, what: &str, receiver: &Receiver, topic: &str, line: Option<NonZeroU32>) {
@@ -502,12 +525,12 @@ impl Broker {
         now: Timestamp,
     ) {
         match op {
-            Op::Publish { message, route, record } => {
+            Op::Publish { message, route, record, retain } => {
                 if let Some(packet_id) = record {
                     batch.put_received(client.session.id, *packet_id);
                 }
-                if message.retain {
-                    self.retain(message, batch, now);
+                if *retain != Retain::No {
+                    self.retain(message, *retain, batch, now);
                 }
                 let by_commit = held || !later.is_empty() || message.qos == QoS::ExactlyOnce;
                 self.store_and_give(message, route, turn, batch, by_commit.then_some(later), now);
@@ -608,6 +631,11 @@ impl Hop {
     fn retain(&self, message: &Message) -> bool {
         message.retain && self.retain_as_published
     }
+}
+
+/// What answers a PUBLISH of that QoS.
+fn answer(qos: QoS, packet_id: PacketId, reason: ReasonCode) -> Reply {
+    Reply::Ack(if qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck }, packet_id, reason)
 }
 
 /// The lower of two QoS levels [MQTT-3.8.4-8].

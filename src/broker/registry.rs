@@ -9,7 +9,7 @@ use dashmap::{DashMap, Entry};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::auth::Identity;
+use crate::{auth::Identity, metrics::Limit, mqtt::Timestamp, session::rate::Bucket};
 
 use super::{Broker, Client, Signal};
 
@@ -33,6 +33,8 @@ enum State {
         identity: Identity,
         signal: Arc<Signal>,
         claim: Option<Claim>,
+        /// How often it changed hands of late, where it did at all.
+        takeovers: Option<Box<Bucket>>,
     },
 }
 
@@ -40,6 +42,15 @@ enum State {
 struct Claim {
     signal: Arc<Signal>,
     owner: oneshot::Sender<Owner>,
+}
+
+/// What became of a claim.
+enum Claimed {
+    Now(Owner),
+    /// The present owner yields once it is told, which it is to be at the given time.
+    Later(oneshot::Receiver<Owner>, Arc<Signal>, Option<Timestamp>),
+    /// The place changed meanwhile.
+    Again,
 }
 
 /// Why a client id cannot be had.
@@ -51,6 +62,8 @@ pub enum Refused {
     TakenOver,
     /// The store does not work, and the session needs it.
     StoreFailed,
+    /// There are as many sessions as there may be.
+    TooManySessions,
 }
 
 /// The ownership of one client id, with its session where there is one. Dropped, it goes back to the registry, whatever happened.
@@ -82,7 +95,8 @@ pub enum Ended {
 }
 
 impl Registry {
-    /// Claims `client_id` for a connection. Waits until the present owner yields, which it does at the end of its turn.
+    /// Claims `client_id` for a connection. Waits until the present owner yields, which it does at the end of its turn. Where several
+    /// clients take the id from each other without end, each has it for a while: nobody is to bear the cost of that.
     ///
     /// # Errors
     /// [`Refused`]; the owner and the session are then not disturbed.
@@ -94,51 +108,65 @@ impl Registry {
         signal: &Arc<Signal>,
     ) -> Result<Owner, Refused> {
         loop {
-            let waiting = match self.try_claim(broker, client_id, identity, signal)? {
-                Some(Ok(owner)) => return Ok(owner),
-                Some(Err(waiting)) => waiting,
-                None => continue,
+            let (mut owner, present, at) = match self.try_claim(broker, client_id, identity, signal)? {
+                Claimed::Now(owner) => return Ok(owner),
+                Claimed::Later(owner, present, at) => (owner, present, at),
+                Claimed::Again => continue,
             };
-            return waiting.await.map_err(|_| Refused::TakenOver);
+            if let Some(at) = at {
+                broker.metrics.limited(Limit::Takeovers);
+                let due = tokio::time::sleep_until(crate::clock::instant(at).into());
+                tokio::select! {
+                    owner = &mut owner => return owner.map_err(|_| Refused::TakenOver),
+                    () = due => {}
+                }
+            }
+            present.raise(Signal::TAKEN_OVER);
+            return owner.await.map_err(|_| Refused::TakenOver);
         }
     }
 
-    #[allow(clippy::type_complexity)] // now, later, or ask again
     fn try_claim(
         &self,
         broker: &Arc<Broker>,
         client_id: &Arc<str>,
         identity: &Identity,
         signal: &Arc<Signal>,
-    ) -> Result<Option<Result<Owner, oneshot::Receiver<Owner>>>, Refused> {
+    ) -> Result<Claimed, Refused> {
         // A session whose place is empty meanwhile is not gone.
         let rebuilding = broker.rebuilding.read();
         if *rebuilding {
             return Err(Refused::StoreFailed);
         }
-        let owned = || State::Owned { identity: identity.clone(), signal: signal.clone(), claim: None };
+        let owned =
+            || State::Owned { identity: identity.clone(), signal: signal.clone(), claim: None, takeovers: None };
         let owner = |client| Owner::new(broker, client_id, signal, client);
         let slot = match self.slots.entry(client_id.clone()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Arc::new(Slot { state: Mutex::new(owned()) }));
-                return Ok(Some(Ok(owner(None))));
+                return Ok(Claimed::Now(owner(None)));
             }
             Entry::Occupied(occupied) => occupied.get().clone(),
         };
         let mut state = slot.state.lock();
         match &mut *state {
-            State::Gone => Ok(None),
+            State::Gone => Ok(Claimed::Again),
             State::Parked(client) if client.receiver.identity != *identity => Err(Refused::OtherIdentity),
             State::Owned { identity: other, .. } if other != identity => Err(Refused::OtherIdentity),
             State::Parked(_) => match std::mem::replace(&mut *state, owned()) {
-                State::Parked(client) => Ok(Some(Ok(owner(Some(client))))),
-                _ => Ok(None),
+                State::Parked(client) => Ok(Claimed::Now(owner(Some(client)))),
+                _ => Ok(Claimed::Again),
             },
-            State::Owned { signal: present, claim, .. } => {
+            State::Owned { signal: present, claim, takeovers, .. } => {
+                let now = crate::clock::now();
+                let takeovers = takeovers.get_or_insert_with(|| Box::new(Bucket::new(TAKEOVERS_PER_SEC, now)));
                 let (send, receive) = oneshot::channel();
-                *claim = Some(Claim { signal: signal.clone(), owner: send });
-                present.raise(Signal::TAKEN_OVER);
-                Ok(Some(Err(receive)))
+                // One that takes the place of an earlier claim takes nothing from the owner that the earlier one would have left it.
+                if claim.replace(Claim { signal: signal.clone(), owner: send }).is_none() {
+                    takeovers.take(1, now);
+                }
+                let at = takeovers.resumes_at().filter(|at| *at > now);
+                Ok(Claimed::Later(receive, present.clone(), at))
             }
         }
     }
@@ -251,6 +279,9 @@ impl Owner {
         &self.client_id
     }
 }
+
+/// How often one client id may change hands in a second.
+const TAKEOVERS_PER_SEC: u32 = 10;
 
 impl Drop for Owner {
     fn drop(&mut self) {

@@ -6,9 +6,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     auth::Access,
-    metrics::DropReason,
+    metrics::{DropReason, Limit},
     mqtt::{
-        Filter, QoS, ReasonCode, Timestamp,
+        Filter, QoS, ReasonCode, Shown, Timestamp,
         packet::{RetainHandling, SubAck, Subscribe, SubscriptionOptions, Unsubscribe},
     },
     router::{Subscription, Target},
@@ -16,7 +16,7 @@ use crate::{
     storage::{Batch, StoredSubscription},
 };
 
-use super::{Broker, Client, Turn, mailbox::delivery, publish::lower, sys};
+use super::{Broker, Client, Throttle, Turn, mailbox::delivery, publish::lower, sys};
 
 impl Broker {
     /// A SUBSCRIBE. Gives the retained messages that it asks for and that no log holds; they follow its SUBACK.
@@ -37,7 +37,16 @@ impl Broker {
             .filters
             .into_iter()
             .map(|(filter, options)| {
-                let Ok(filter) = filter else { return self.refusal(client, ReasonCode::TopicFilterInvalid) };
+                let filter = match filter {
+                    Ok(filter) => filter,
+                    Err(text) => {
+                        // One that is valid was too long or too deep.
+                        if Filter::parse(&text).is_ok() {
+                            turn.counts.limited(Limit::Topics);
+                        }
+                        return self.refusal(client, ReasonCode::TopicFilterInvalid);
+                    }
+                };
                 let options = self.offered(options);
                 match self.grant(client, turn, &filter, options, id, now) {
                     Ok(send) => {
@@ -202,6 +211,7 @@ impl Broker {
         }
         let known = client.subscriptions.contains_key(filter);
         if !known && client.subscriptions.len() >= self.max_subscriptions() {
+            self.log_subscriptions_full(client, turn, now);
             return Err(ReasonCode::QuotaExceeded);
         }
         self.add_route(client, filter, options, id, turn, now);
@@ -233,6 +243,15 @@ impl Broker {
     /// What is granted of the options that a subscription asks for [MQTT-3.2.2-10].
     pub(super) fn offered(&self, options: SubscriptionOptions) -> SubscriptionOptions {
         SubscriptionOptions { qos: lower(options.qos, self.limits.maximum_qos), ..options }
+    }
+
+    fn log_subscriptions_full(&self, client: &Client, turn: &mut Turn, now: Timestamp) {
+        static SAID: Throttle = Throttle::new(1);
+        turn.counts.limited(Limit::Subscriptions);
+        if let Some(left_out) = SAID.pass(now) {
+            let client = Shown(&client.session.client_id);
+            tracing::info!(%client, left_out, "subscription refused: session.max_subscriptions is reached");
+        }
     }
 
     /// Makes the router know a subscription of `client`.

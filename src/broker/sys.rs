@@ -16,7 +16,7 @@ use crate::{
     storage::Health,
 };
 
-use super::{Broker, Receiver, Turn, mailbox::Limits, publish::Op};
+use super::{Broker, Receiver, Turn, mailbox::Limits, publish::Op, retained::Retain};
 
 /// What stands under `$SYS` now.
 #[derive(Debug, Default)]
@@ -69,7 +69,12 @@ impl Broker {
         let rules = self.auth.generation();
         let ops = messages.into_iter().filter_map(|message| {
             let route = self.find_route(&publisher, message.topic.clone(), rules);
-            (!route.is_empty()).then(|| Op::Publish { message, route: Arc::new(route), record: None })
+            (!route.is_empty()).then(|| Op::Publish {
+                message,
+                route: Arc::new(route),
+                record: None,
+                retain: Retain::No,
+            })
         });
         let mut turn = Turn::default();
         self.hand_over(ops.collect(), &mut turn, now);

@@ -101,6 +101,13 @@ pub enum Place {
     Auth = 1 << 9,
 }
 
+/// How many User Properties stand in `encoded`: a list that was checked, as in [`super::Message::properties`].
+#[must_use]
+pub fn count_user_properties(encoded: &[u8]) -> usize {
+    let properties = Properties { reader: Reader::new(encoded), place: Place::Publish, seen: 0 };
+    properties.filter(|property| matches!(property, Ok(Property::UserProperty(_)))).count()
+}
+
 /// A list of properties, read strictly: unknown ones, those of other packets, forbidden values and repetitions are errors.
 #[derive(Debug)]
 pub(super) struct Properties<'a> {

@@ -1,4 +1,4 @@
-//! The options of a listener: where it listens, who may come in, and its TLS files.
+//! The options of the network: limits on connections; of each listener: where it listens, who may come in, and its TLS files.
 //!
 //! Plain values. Must not know how they are read, nor open the files that they name.
 
@@ -6,6 +6,20 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+
+/// Limits on connections, whichever listener they come through (`[network]`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The most connections open at once; 0: as many as the limit of open files allows.
+    pub max_connections: u32,
+    /// The most connections open at once from one address (IPv6: one /64 network); 0: no limit.
+    pub max_connections_per_address: u32,
+    /// The most new connections in a second; 0: no limit.
+    pub max_new_connections_per_sec: u32,
+    /// The most new connections in a second from one address (IPv6: one /64 network); 0: no limit.
+    pub max_new_connections_per_sec_per_address: u32,
+}
 
 /// One listening socket (`[[listener]]`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -23,9 +23,9 @@ use super::{ended::Ended, transport::Transport};
 use crate::{
     broker::{self, Broker, Owner, Signal, Turn},
     clock,
-    metrics::{Counts, Metrics},
+    metrics::{Counts, Limit, Metrics},
     mqtt::{
-        Outbox, Packet, Tally, Timestamp,
+        Outbox, Packet, Shown, Tally, Timestamp,
         codec::{self, Sender},
         frame::{self, Cut},
         packet::Disconnect,
@@ -62,6 +62,7 @@ pub(super) struct Connection {
     overdue: bool,
     paused: bool,
     flushing: bool,
+    too_fast_said: Timestamp,
 }
 
 enum Progress {
@@ -99,6 +100,7 @@ impl Connection {
             overdue: false,
             paused: false,
             flushing: false,
+            too_fast_said: Timestamp::default(),
         })
     }
 
@@ -112,6 +114,9 @@ impl Connection {
         }
         let ended = ended.unwrap_or(Ended::Closed);
         self.answer_last(&ended).await;
+        if let Some(limit) = ended.limit() {
+            self.turn.counts.limited(limit);
+        }
         self.say_goodbye(&ended);
         self.count_unsent();
         self.owner.ended = ended.for_session();
@@ -250,7 +255,7 @@ impl Connection {
 
     /// Reads once, unless there is a reason to let the client wait.
     fn read(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<Progress, Ended> {
-        if self.must_pause(cx) {
+        if self.must_pause(cx, now) {
             self.paused = true;
             return Ok(Progress::None);
         }
@@ -265,6 +270,9 @@ impl Connection {
         BUFFER.with_borrow_mut(|buffer| {
             let kept = self.partial.len();
             let Some((start, space)) = buffer.split_at_mut_checked(kept) else { return Ok(Progress::None) };
+            let most = self.owner.client.as_ref().and_then(|client| client.session.read_at_most());
+            let most = most.map_or(space.len(), |most| most.min(space.len()));
+            let space = space.get_mut(..most).unwrap_or_default();
             let Poll::Ready(read) = self.transport.poll_read(cx, space) else { return Ok(Progress::None) };
             let read = read?;
             if read == 0 {
@@ -371,21 +379,44 @@ impl Connection {
 
     /// Reading pauses for control packets that were not sent and for a full batch; never because deliveries wait, since the
     /// acknowledgements that make room for them must get in.
-    fn must_pause(&self, cx: &Context<'_>) -> bool {
+    fn must_pause(&mut self, cx: &Context<'_>, now: Timestamp) -> bool {
         let Some(client) = &self.owner.client else { return true };
+        if client.session.publish_resumes_at(now).is_some() {
+            if !self.paused {
+                self.turn.counts.limited(Limit::PublishRate);
+                self.say_too_fast(now);
+            }
+            return true;
+        }
         if client.session.waiting() >= REPLIES_MAX || self.outbox.len() >= OUTBOX_CONTROL_MAX + self.largest_sent() {
             return true;
         }
         !self.broker.has_room(cx.waker())
     }
 
+    fn say_too_fast(&mut self, now: Timestamp) {
+        let Some(client) = &self.owner.client else { return };
+        if now.millis_since(self.too_fast_said) > SAID_EVERY_MILLIS {
+            self.too_fast_said = now;
+            let client = Shown(&client.session.client_id);
+            tracing::info!(%client, "publishes faster than session.max_publish_..._per_sec: reading pauses");
+        }
+    }
+
     fn largest_sent(&self) -> usize {
         usize::try_from(self.max_packet_size()).unwrap_or(usize::MAX)
     }
 
+    /// The Keep Alive; it is suspended while reading pauses by our own choice.
     fn check_deadline(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<(), Ended> {
         let Some(client) = &self.owner.client else { return Ok(()) };
-        let Some(deadline) = client.session.keep_alive_deadline().filter(|_| !self.paused) else { return Ok(()) };
+        if self.paused {
+            if let Some(at) = client.session.publish_resumes_at(now) {
+                self.wake_at(cx, at);
+            }
+            return Ok(());
+        }
+        let Some(deadline) = client.session.keep_alive_deadline() else { return Ok(()) };
         let sleep =
             self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(clock::instant(deadline).into())));
         while sleep.as_mut().poll(cx).is_ready() {
@@ -401,6 +432,18 @@ impl Connection {
             sleep.as_mut().reset(clock::instant(now.plus_millis(LAST_LOOK_MILLIS)).into());
         }
         Ok(())
+    }
+
+    /// Another turn at that time.
+    fn wake_at(&mut self, cx: &mut Context<'_>, at: Timestamp) {
+        let at = clock::instant(at).into();
+        let sleep = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(at)));
+        if sleep.deadline() != at {
+            sleep.as_mut().reset(at);
+        }
+        if sleep.as_mut().poll(cx).is_ready() {
+            cx.waker().wake_by_ref();
+        }
     }
 
     /// Writes what the stream takes.
@@ -508,6 +551,8 @@ const OUTBOX_CONTROL_MAX: usize = OUTBOX_MAX + 64 * 1024;
 /// Reading pauses when so many replies wait for a commit.
 const REPLIES_MAX: usize = 8192;
 const SLICES_PER_WRITE: usize = 32;
+/// How often the log says that a client is too fast.
+const SAID_EVERY_MILLIS: u64 = 60_000;
 const LAST_LOOK_MILLIS: u64 = 100;
 /// How long a session stays with a connection that has ended, for a commit: who claims it must have it within a second.
 const LAST_WAIT: std::time::Duration = std::time::Duration::from_millis(400);

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::{
     broker,
+    metrics::Limit,
     mqtt::{ReasonCode, codec::Malformed},
     session::Violation,
 };
@@ -55,6 +56,15 @@ impl Ended {
         }
     }
 
+    /// The limit that the client reached, where it did.
+    pub(super) fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::Malformed(Malformed::PacketTooLarge) => Some(Limit::PacketSize),
+            Self::Violated(violation) => limit_of(violation),
+            _ => None,
+        }
+    }
+
     /// What it means for the session.
     pub(super) fn for_session(&self) -> broker::Ended {
         match self {
@@ -63,5 +73,17 @@ impl Ended {
             Self::StoreFailed => broker::Ended::StoreFailed,
             _ => broker::Ended::Abnormally,
         }
+    }
+}
+
+/// The limit that a client exceeded by `violation`, where there is one.
+pub(super) fn limit_of(violation: &Violation) -> Option<Limit> {
+    match violation {
+        Violation::ReceiveMaximumExceeded(_) => Some(Limit::InFlight),
+        Violation::TooManyLevels(_) | Violation::TopicTooLong(_) => Some(Limit::Topics),
+        Violation::TooManyFilters(_) => Some(Limit::FiltersPerPacket),
+        Violation::TooManyUserProperties(_) | Violation::UserPropertiesTooLarge(_) => Some(Limit::UserProperties),
+        Violation::WillTooLarge(_) => Some(Limit::WillSize),
+        _ => None,
     }
 }

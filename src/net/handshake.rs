@@ -14,14 +14,15 @@ use tokio::net::TcpStream;
 
 use super::{
     connection::{self, Connection},
+    ended::limit_of,
     listener::Shared,
     transport::Transport,
 };
 use crate::{
     auth::{Identity, certificate},
-    broker::{Ended, Owner, Refused, Signal},
+    broker::{Ended, Owner, Refused, Signal, Throttle},
     clock,
-    metrics::Counts,
+    metrics::{Counts, Limit},
     mqtt::{
         Outbox, Packet, ReasonCode, Shown, Version,
         codec::{self, Malformed, Sender},
@@ -104,11 +105,20 @@ async fn refuse(failed: Failed, transport: Option<Transport>, peer: SocketAddr, 
     {
         counts.logins_failed = 1;
     }
+    match &failed {
+        Failed::TooSlow(_) => counts.limited(Limit::ConnectTimeout),
+        Failed::Malformed { malformed: Malformed::PacketTooLarge, .. } => counts.limited(Limit::PacketSize),
+        _ => {}
+    }
     shared.broker.metrics.add(&mut counts);
     // Who connects and says nothing (a port scan, a health check) is not worth a line for the operator.
     match &failed {
         Failed::Closed => tracing::debug!(%peer, listener = %shared.address, "closed before CONNECT"),
-        failed => tracing::info!(%peer, listener = %shared.address, reason = %failed, "connection refused"),
+        failed => {
+            if let Some(left_out) = REFUSALS.pass(clock::now()) {
+                tracing::info!(%peer, listener = %shared.address, reason = %failed, left_out, "connection refused");
+            }
+        }
     }
     let Some(transport) = transport else { return };
     let (reason, version, maximum, why) = match failed {
@@ -154,6 +164,15 @@ async fn connect(
     if let Some((reason, why)) = connect.will.as_ref().and_then(|will| refuse_will(will, &terms)) {
         return Err(refused(reason, why));
     }
+    if let Some(exceeded) = connect.will.as_ref().and_then(|will| broker.limits.check_will(will).err()) {
+        if let Some(limit) = limit_of(&exceeded) {
+            broker.metrics.limited(limit);
+        }
+        return Err(refused(exceeded.reason(), &exceeded.to_string()));
+    }
+    if terms.keep_alive_secs != connect.keep_alive_secs {
+        broker.metrics.limited(Limit::KeepAlive);
+    }
     if broker.store_failed() && (terms.session_expiry_secs > 0 || connect.will.is_some()) {
         return Err(refused(ReasonCode::ServerUnavailable, "the store has failed"));
     }
@@ -162,6 +181,9 @@ async fn connect(
         Refused::OtherIdentity => refused(ReasonCode::NotAuthorized, "the session belongs to another identity"),
         Refused::TakenOver => refused(ReasonCode::ServerBusy, "a later connection with this client id came"),
         Refused::StoreFailed => refused(ReasonCode::ServerUnavailable, "the store has failed"),
+        Refused::TooManySessions => {
+            refused(ReasonCode::QuotaExceeded, "there are as many sessions as there may be (broker.max_sessions)")
+        }
     };
     let mut owner = broker.registry.claim(broker, &client_id, &identity, &signal).await.map_err(refusal)?;
     let connected = broker.connect(&mut owner, &connect, &terms, &identity, &signal, clock::now()).map_err(refusal)?;
@@ -293,6 +315,8 @@ fn random() -> u64 {
     *SEED.get_or_init(|| std::collections::hash_map::RandomState::new().build_hasher().finish())
 }
 
+/// Who is refused can come again at once, and often.
+static REFUSALS: Throttle = Throttle::new(50);
 static NEXT_ASSIGNED: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
 const CONNECT_BYTE: u8 = 0x10;
 /// A CONNECT with the longest client id, user name, password and Will fits.

@@ -19,8 +19,13 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{ListenerConfig, TlsConfig, TlsError, handshake, tls, transport::Transport};
-use crate::broker::Broker;
+use super::{
+    Config, ListenerConfig, TlsConfig, TlsError,
+    admission::{Admission, Admitted, Full},
+    handshake, tls,
+    transport::Transport,
+};
+use crate::{broker::Broker, clock};
 
 /// Why a listener cannot be opened.
 #[derive(Debug, Error)]
@@ -63,9 +68,8 @@ pub struct Shared {
     pub(super) verifying: Arc<Semaphore>,
     tls: Option<TlsConfig>,
     max_connections: u32,
-    /// The limit of the process, for all listeners together.
-    max_of_process: u32,
     open: AtomicU32,
+    admission: Arc<Admission>,
 }
 
 /// TLS files that were read and are not in force yet.
@@ -79,14 +83,14 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Opens the socket and reads the TLS files. `max_connections` is the limit of the process.
+    /// Opens the socket and reads the TLS files. `admission` is that of all listeners.
     ///
     /// # Errors
     /// [`ListenerError`]
     pub fn open(
         config: &ListenerConfig,
         broker: Arc<Broker>,
-        max_connections: u32,
+        admission: Arc<Admission>,
         verifying: Arc<Semaphore>,
     ) -> Result<Self, ListenerError> {
         let address = config.address;
@@ -102,8 +106,8 @@ impl Listener {
             verifying,
             tls: config.tls.clone(),
             max_connections: if config.max_connections == 0 { u32::MAX } else { config.max_connections },
-            max_of_process: max_connections,
             open: AtomicU32::new(0),
+            admission,
         });
         Ok(Self { socket, shared })
     }
@@ -132,17 +136,21 @@ impl Listener {
         let shared = self.shared.clone();
         let metrics = &shared.broker.metrics;
         metrics.add(&mut crate::metrics::Counts { connections_accepted: 1, ..Default::default() });
-        let full = metrics.connections_open.get() >= u64::from(shared.max_of_process);
-        if shared.open.fetch_add(1, Ordering::AcqRel) >= shared.max_connections || full {
-            shared.open.fetch_sub(1, Ordering::AcqRel);
-            metrics.add(&mut crate::metrics::Counts { connections_refused: 1, ..Default::default() });
-            let limit = shared.max_connections.min(shared.max_of_process);
-            tracing::warn!(%peer, listener = %shared.address, limit, "connection refused: the limit is reached");
-            return;
-        }
+        let admitted = match shared.admit(peer) {
+            Ok(admitted) => admitted,
+            Err(why) => {
+                let mut counts = crate::metrics::Counts { connections_refused: 1, ..Default::default() };
+                counts.limited(why.limit());
+                metrics.add(&mut counts);
+                if let Some(left_out) = shared.admission.may_say(why) {
+                    tracing::warn!(%peer, listener = %shared.address, left_out, "connection refused: {why}");
+                }
+                return;
+            }
+        };
         metrics.connections_open.increment();
         let _ = stream.set_nodelay(true);
-        let guard = Open(shared.clone());
+        let guard = Open { shared: shared.clone(), _admitted: admitted };
         tokio::spawn(async move {
             handshake::serve(Transport::Tcp(stream), peer, shared).await;
             drop(guard);
@@ -168,10 +176,23 @@ impl Shared {
             allow_anonymous: true,
             verifying: Arc::new(Semaphore::new(1)),
             tls: None,
-            max_of_process: u32::MAX,
             max_connections: u32::MAX,
             open: AtomicU32::new(0),
+            admission: Arc::new(Admission::new(&Config::default(), u32::MAX)),
         })
+    }
+
+    /// Lets one more connection in, and counts it.
+    fn admit(&self, peer: SocketAddr) -> Result<Admitted, Full> {
+        if self.open.fetch_add(1, Ordering::AcqRel) >= self.max_connections {
+            self.open.fetch_sub(1, Ordering::AcqRel);
+            return Err(Full::Listener(self.max_connections));
+        }
+        let admitted = self.admission.admit(peer.ip(), clock::now());
+        if admitted.is_err() {
+            self.open.fetch_sub(1, Ordering::AcqRel);
+        }
+        admitted
     }
 
     /// Serves one connection over `stream`, from its CONNECT to its end.
@@ -209,12 +230,15 @@ impl Shared {
 }
 
 /// Counts a connection until it is dropped, however its task ends.
-struct Open(Arc<Shared>);
+struct Open {
+    shared: Arc<Shared>,
+    _admitted: Admitted,
+}
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::AcqRel);
-        self.0.broker.metrics.connections_open.decrement();
+        self.shared.open.fetch_sub(1, Ordering::AcqRel);
+        self.shared.broker.metrics.connections_open.decrement();
     }
 }
 

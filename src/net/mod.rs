@@ -2,6 +2,7 @@
 //!
 //! Must not know storage or the router: it carries bytes to a session and asks the broker for the rest.
 
+mod admission;
 pub mod config;
 mod connection;
 mod ended;
@@ -10,6 +11,7 @@ mod listener;
 mod tls;
 mod transport;
 
-pub use config::{ListenerConfig, TlsConfig};
+pub use admission::Admission;
+pub use config::{Config, ListenerConfig, TlsConfig};
 pub use listener::{Listener, ListenerError, NewTls, Shared};
 pub use tls::TlsError;

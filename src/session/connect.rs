@@ -5,7 +5,7 @@ use crate::mqtt::{
     packet::{ConnAckProperties, Connect, Publish, Will},
 };
 
-use super::{Limits, Violation};
+use super::{Limits, Violation, packet_limits::PacketLimits};
 
 /// The terms under which a connection runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,8 +28,10 @@ pub struct Terms {
     pub maximum_qos: QoS,
     /// Whether the client may set RETAIN.
     pub retain_available: bool,
-    /// How many levels a Topic Filter, or a retained Topic Name, may have.
-    pub max_topic_levels: u16,
+    /// What one packet may hold.
+    pub packet: PacketLimits,
+    /// The most messages and bytes that the client may publish in a second; 0: no limit.
+    pub publish_rate: (u32, u32),
     /// Whether Reason Strings and User Properties may be sent [MQTT-3.1.2-29].
     pub problem_information: bool,
 }
@@ -46,7 +48,8 @@ impl Default for Terms {
             topic_alias_maximum: 0,
             maximum_qos: QoS::ExactlyOnce,
             retain_available: true,
-            max_topic_levels: u16::MAX,
+            packet: PacketLimits::default(),
+            publish_rate: (0, 0),
             problem_information: true,
         }
     }
@@ -71,7 +74,8 @@ impl Terms {
             topic_alias_maximum: if connect.version.is_v5() { limits.topic_alias_maximum } else { 0 },
             maximum_qos: limits.maximum_qos,
             retain_available: limits.retain_available,
-            max_topic_levels: limits.max_topic_levels.get(),
+            packet: PacketLimits::from(limits),
+            publish_rate: (limits.max_publish_messages_per_sec, limits.max_publish_bytes_per_sec),
             problem_information: connect.request_problem_information,
         }
     }
@@ -84,22 +88,10 @@ impl Terms {
         if publish.qos as u8 > self.maximum_qos as u8 {
             return Err(Violation::QoSNotSupported(self.maximum_qos as u8));
         }
-        if !publish.retain {
-            return Ok(());
-        }
-        if !self.retain_available {
+        if publish.retain && !self.retain_available {
             return Err(Violation::RetainNotSupported);
         }
-        if !self.allows_levels(publish.topic) {
-            return Err(Violation::TooManyLevels(self.max_topic_levels));
-        }
         Ok(())
-    }
-
-    /// Whether a topic may be kept: it does not have too many levels.
-    #[must_use]
-    pub fn allows_levels(&self, topic: &str) -> bool {
-        topic.bytes().filter(|byte| *byte == b'/').count() < usize::from(self.max_topic_levels)
     }
 
     /// The properties of the CONNACK that tells them (3.2.2.3): what differs from what the client asked for, or from the
@@ -142,9 +134,6 @@ pub fn refuse_will(will: &Will, terms: &Terms) -> Option<(ReasonCode, &'static s
             ReasonCode::RetainNotSupported,
             "the will is to be retained, and retained messages are not available",
         ));
-    }
-    if will.retain && !terms.allows_levels(will.topic.as_str()) {
-        return Some((ReasonCode::TopicNameInvalid, "the will's topic has too many levels"));
     }
     None
 }

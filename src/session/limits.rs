@@ -44,6 +44,20 @@ pub struct Limits {
     pub max_subscriptions: NonZeroU32,
     /// The most levels of a Topic Filter, and of a Topic Name that is retained: each level takes memory.
     pub max_topic_levels: NonZeroU16,
+    /// The longest Topic Name and Topic Filter, in bytes.
+    pub max_topic_bytes: NonZeroU16,
+    /// The most filters of one SUBSCRIBE or UNSUBSCRIBE.
+    pub max_filters_per_packet: NonZeroU32,
+    /// The most User Properties of one PUBLISH or Will; 0: no limit. Those of other packets are not kept.
+    pub max_user_properties: u32,
+    /// The most bytes that the properties of one PUBLISH or Will may take where User Properties are among them; 0: no limit.
+    pub max_user_property_bytes: u32,
+    /// The largest Will, in bytes: its topic, payload and properties.
+    pub max_will_bytes: NonZeroU32,
+    /// The most messages that a client may publish in a second, on average; 0: no limit. Reading pauses where it is exceeded.
+    pub max_publish_messages_per_sec: u32,
+    /// The most bytes that a client may publish in a second, on average: topics, payloads and properties; 0: no limit.
+    pub max_publish_bytes_per_sec: u32,
     /// How long a new connection may take until its CONNECT (and TLS handshake) is complete, in seconds.
     pub connect_timeout_secs: NonZeroU16,
 }
@@ -66,6 +80,13 @@ impl Default for Limits {
             max_session_expiry_secs: u32::MAX,
             max_subscriptions: nonzero_u32(10_000),
             max_topic_levels: nonzero_u16(200),
+            max_topic_bytes: NonZeroU16::MAX,
+            max_filters_per_packet: nonzero_u32(1000),
+            max_user_properties: 128,
+            max_user_property_bytes: 64 * 1024,
+            max_will_bytes: nonzero_u32(128 * 1024),
+            max_publish_messages_per_sec: 0,
+            max_publish_bytes_per_sec: 0,
             connect_timeout_secs: nonzero_u16(10),
         }
     }

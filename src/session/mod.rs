@@ -8,6 +8,8 @@ mod inbound;
 pub mod limits;
 mod log;
 mod outbound;
+mod packet_limits;
+pub mod rate;
 #[cfg(test)]
 mod tests;
 mod violation;
@@ -21,9 +23,13 @@ pub use log::{LogView, Open};
 pub use outbound::{Delivered, Delivery, Source};
 pub use violation::Violation;
 
-use crate::mqtt::{Outbox, Packet, Timestamp, Version, packet::AckKind};
+use crate::mqtt::{
+    Outbox, Packet, Timestamp, TopicName, Version,
+    packet::{AckKind, Publish},
+};
 use inbound::Inbound;
 use outbound::Outbound;
+use rate::PublishRate;
 
 /// What became of the commit that an acknowledgement waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +57,7 @@ pub struct Session {
     inbound: Inbound,
     outbound: Outbound,
     last_received: Timestamp,
+    publish_rate: Option<Box<PublishRate>>,
 }
 
 impl Session {
@@ -66,6 +73,7 @@ impl Session {
             inbound: Inbound::default(),
             outbound: Outbound::new(LogView::default()),
             last_received: Timestamp::default(),
+            publish_rate: None,
         }
     }
 
@@ -92,6 +100,10 @@ impl Session {
     pub fn connected(&mut self, terms: Terms, now: Timestamp, outbox: &mut Outbox) -> Vec<Source> {
         self.expiry_secs = terms.session_expiry_secs;
         self.inbound.connected(&terms);
+        // A client that comes again has not earned anew what it has spent.
+        if self.publish_rate.as_ref().is_none_or(|rate| !rate.is_of(terms.publish_rate)) {
+            self.publish_rate = PublishRate::new(terms.publish_rate, now).map(Box::new);
+        }
         let too_large = self.outbound.connected(&terms, now, outbox);
         self.terms = terms;
         self.last_received = now;
@@ -128,10 +140,7 @@ impl Session {
     ) -> Result<Request<'a>, Violation> {
         self.last_received = now;
         match packet {
-            Packet::Publish(publish) => {
-                self.terms.check_publish(&publish)?;
-                self.inbound.publish(publish, self.terms.version)
-            }
+            Packet::Publish(publish) => self.published(publish, now),
             Packet::Ack(AckKind::PubRel, ack) => Ok(self.inbound.pubrel(ack.packet_id, self.terms.version)),
             Packet::Ack(kind, ack) => {
                 let request = self.acknowledged(kind, ack);
@@ -139,16 +148,20 @@ impl Session {
                 Ok(request)
             }
             Packet::Subscribe(mut subscribe) => {
+                self.terms.packet.filters(subscribe.filters.len())?;
                 for (filter, _) in &mut subscribe.filters {
-                    if let Ok(deep) = filter
-                        && !self.terms.allows_levels(deep.filter.as_str())
+                    if let Ok(asked) = filter
+                        && !self.terms.packet.allows_topic(asked.filter.as_str())
                     {
-                        *filter = Err(deep.to_string());
+                        *filter = Err(asked.to_string());
                     }
                 }
                 Ok(Request::Subscribe(subscribe))
             }
-            Packet::Unsubscribe(unsubscribe) => Ok(Request::Unsubscribe(unsubscribe)),
+            Packet::Unsubscribe(unsubscribe) => {
+                self.terms.packet.filters(unsubscribe.filters.len())?;
+                Ok(Request::Unsubscribe(unsubscribe))
+            }
             Packet::PingReq => {
                 outbox.pingresp();
                 Ok(Request::Nothing)
@@ -165,6 +178,21 @@ impl Session {
                 Err(Violation::ServerPacket)
             }
         }
+    }
+
+    fn published<'a>(&mut self, publish: Publish<'a>, now: Timestamp) -> Result<Request<'a>, Violation> {
+        self.terms.check_publish(&publish)?;
+        self.terms.packet.publish(&publish)?;
+        if let Some(rate) = &mut self.publish_rate {
+            rate.charge(&publish, now);
+        }
+        let request = self.inbound.publish(publish, self.terms.version)?;
+        if let Request::Publish { publish, alias } = &request
+            && publish.retain
+        {
+            self.terms.packet.retained(alias.as_ref().map_or(publish.topic, TopicName::as_str))?;
+        }
+        Ok(request)
     }
 
     /// Queues `reply`. Replies leave in the order in which they were queued [MQTT-4.6.0-2]; one that is `durable` waits for the
@@ -278,6 +306,18 @@ impl Session {
     pub fn keep_alive_deadline(&self) -> Option<Timestamp> {
         let secs = u64::from(self.terms.keep_alive_secs);
         (secs > 0).then(|| self.last_received.plus_millis(secs * 1500))
+    }
+
+    /// When the client may publish on, where it has published more than it may: until then nothing should be read from it.
+    #[must_use]
+    pub fn publish_resumes_at(&self, now: Timestamp) -> Option<Timestamp> {
+        self.publish_rate.as_ref()?.resumes_at().filter(|at| *at > now)
+    }
+
+    /// How many bytes should be read from the client at once, so that what it may not publish yet stays with it.
+    #[must_use]
+    pub fn read_at_most(&self) -> Option<usize> {
+        self.publish_rate.as_deref().map(PublishRate::read_at_most)
     }
 
     /// Nothing was read for a while by our own choice: the Keep Alive starts anew.

@@ -39,6 +39,21 @@ pub enum Violation {
     /// A PUBLISH with RETAIN, though retained messages are not available.
     #[error("[MQTT-3.2.2-14] a PUBLISH with RETAIN, which is not available (session.retain_available)")]
     RetainNotSupported,
+    /// A Topic Name that is too long.
+    #[error("a topic of more than {0} bytes (session.max_topic_bytes)")]
+    TopicTooLong(u16),
+    /// Too many filters in one SUBSCRIBE or UNSUBSCRIBE.
+    #[error("more than {0} filters in one packet (session.max_filters_per_packet)")]
+    TooManyFilters(u32),
+    /// Too many User Properties.
+    #[error("more than {0} User Properties in one packet (session.max_user_properties)")]
+    TooManyUserProperties(u32),
+    /// User Properties that take too much.
+    #[error("properties of more than {0} bytes (session.max_user_property_bytes)")]
+    UserPropertiesTooLarge(u32),
+    /// A Will that is too large.
+    #[error("a will of more than {0} bytes (session.max_will_bytes)")]
+    WillTooLarge(u32),
     /// A retained message whose Topic Name has too many levels.
     #[error("a retained message whose topic has more than {0} levels (session.max_topic_levels)")]
     TooManyLevels(u16),
@@ -65,7 +80,11 @@ impl Violation {
             Self::AnswerTooLarge => ReasonCode::PacketTooLarge,
             Self::QoSNotSupported(_) => ReasonCode::QoSNotSupported,
             Self::RetainNotSupported => ReasonCode::RetainNotSupported,
-            Self::TooManyLevels(_) => ReasonCode::TopicNameInvalid,
+            Self::TooManyLevels(_) | Self::TopicTooLong(_) => ReasonCode::TopicNameInvalid,
+            Self::TooManyFilters(_)
+            | Self::TooManyUserProperties(_)
+            | Self::UserPropertiesTooLarge(_)
+            | Self::WillTooLarge(_) => ReasonCode::QuotaExceeded,
             Self::KeepAliveTimeout => ReasonCode::KeepAliveTimeout,
             Self::NotDurable => ReasonCode::ImplementationSpecificError,
         }

@@ -22,6 +22,7 @@ mod first_light;
 mod hostile;
 #[cfg(feature = "rocksdb")]
 mod kill;
+mod limits;
 mod mosquitto_oracle;
 mod support;
 mod sys;
