@@ -1,11 +1,17 @@
-//! The trie in both directions: subscriptions by topic, retained messages by filter.
+//! The trie in both directions: subscriptions by topic, retained messages by filter; and a filter with many subscribers.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use pinnace::mqtt::{TopicFilter, TopicName, TopicTrie};
+use pinnace::{
+    mqtt::{
+        QoS, TopicFilter, TopicName, TopicTrie,
+        packet::{RetainHandling, SubscriptionOptions},
+    },
+    router::{Router, Subscription, Target},
+};
 
 fn filter(text: &str) -> TopicFilter {
     TopicFilter::parse(text).unwrap()
@@ -71,7 +77,49 @@ fn retained(c: &mut Criterion) {
     group.finish();
 }
 
+/// A filter that a whole fleet subscribes to, and how long it takes to come, to be found and to go.
+fn fan_out(c: &mut Criterion) {
+    let mut group = c.benchmark_group("fan-out");
+    group.sample_size(10);
+    let options = SubscriptionOptions {
+        qos: QoS::AtLeastOnce,
+        no_local: false,
+        retain_as_published: false,
+        retain_handling: RetainHandling::Send,
+    };
+    let subscription = |n: u64| Subscription { target: Target::Session(n), options, subscription_id: 0 };
+    // In no order: 7,919 is prime to the count.
+    let sessions: Vec<u64> = (0..u64::from(DEVICES)).map(|n| n * 7919 % u64::from(DEVICES)).collect();
+    let (all, own) = (filter("fleet/all/command"), filter("fleet/+/command"));
+    let subscribed = |sessions: &[u64]| {
+        let mut router = Router::default();
+        for &n in sessions {
+            router.subscribe(&all, subscription(n));
+        }
+        router
+    };
+    let in_order: Vec<u64> = (0..u64::from(DEVICES)).collect();
+    group.bench_function("100,000 subscribe to one filter in order", |b| b.iter(|| subscribed(&in_order)));
+    group.bench_function("100,000 subscribe to one filter and leave it, in no order", |b| {
+        b.iter(|| {
+            let mut router = subscribed(&sessions);
+            for &n in &sessions {
+                router.unsubscribe(&all, Target::Session(n));
+            }
+            router
+        });
+    });
+    let mut router = subscribed(&sessions);
+    let topic = TopicName::parse("fleet/all/command").unwrap();
+    group.bench_function("route to 100,000", |b| b.iter(|| router.route(black_box(&topic), 0)));
+    for n in 0..100 {
+        router.subscribe(&own, subscription(n));
+    }
+    group.bench_function("route to 100,000 by two filters", |b| b.iter(|| router.route(black_box(&topic), 0)));
+    group.finish();
+}
+
 const DEVICES: u32 = 100_000;
 
-criterion_group!(benches, subscriptions, retained);
+criterion_group!(benches, subscriptions, retained, fan_out);
 criterion_main!(benches);

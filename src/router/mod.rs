@@ -2,8 +2,9 @@
 //!
 //! Must not know sessions, sockets, storage or authorization: a subscriber is a number.
 
+mod subscribers;
+
 use std::{
-    collections::HashMap,
     hash::BuildHasher,
     sync::{
         Arc,
@@ -12,6 +13,7 @@ use std::{
 };
 
 use crate::mqtt::{QoS, TopicFilter, TopicName, TopicTrie, packet::SubscriptionOptions};
+use subscribers::Subscribers;
 
 /// Who may be sent a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,25 +51,41 @@ pub struct Match {
 /// All subscriptions.
 #[derive(Debug, Default)]
 pub struct Router {
-    trie: TopicTrie<Vec<Subscription>>,
+    trie: TopicTrie<Subscribers>,
     subscriptions: usize,
     generations: Arc<Generations>,
+}
+
+impl Match {
+    fn new(one: &Subscription) -> Self {
+        let id = one.subscription_id;
+        Self {
+            target: one.target,
+            qos: one.options.qos,
+            retain_as_published: one.options.retain_as_published,
+            subscription_ids: if id > 0 { vec![id] } else { Vec::new() },
+        }
+    }
+
+    /// Takes in another subscription of the same target; always `true`.
+    fn merge(&mut self, other: &Self) -> bool {
+        if other.qos as u8 > self.qos as u8 {
+            self.qos = other.qos;
+        }
+        self.retain_as_published |= other.retain_as_published;
+        for id in &other.subscription_ids {
+            if !self.subscription_ids.contains(id) {
+                self.subscription_ids.push(*id);
+            }
+        }
+        true
+    }
 }
 
 impl Router {
     /// Adds `subscription` to `filter`, or replaces the one that the target has there [MQTT-3.8.4-3]. `true` where it is new.
     pub fn subscribe(&mut self, filter: &TopicFilter, subscription: Subscription) -> bool {
-        let all = self.trie.get_or_insert_with(filter, Vec::new);
-        let new = match all.iter_mut().find(|one| one.target == subscription.target) {
-            Some(one) => {
-                *one = subscription;
-                false
-            }
-            None => {
-                all.push(subscription);
-                true
-            }
-        };
+        let new = self.trie.get_or_insert_with(filter, Subscribers::new).insert(subscription);
         self.subscriptions += usize::from(new);
         self.generations.changed(filter);
         new
@@ -76,13 +94,9 @@ impl Router {
     /// Removes the subscription of `target` to `filter`. `true` where there was one.
     pub fn unsubscribe(&mut self, filter: &TopicFilter, target: Target) -> bool {
         let Some(all) = self.trie.get_mut(filter) else { return false };
-        let before = all.len();
-        all.retain(|one| one.target != target);
-        let removed = before > all.len();
+        let removed = all.remove(target);
         if all.is_empty() {
             self.trie.remove(filter);
-        } else {
-            all.shrink_to(all.len() * 2);
         }
         self.subscriptions -= usize::from(removed);
         if removed {
@@ -100,31 +114,18 @@ impl Router {
     #[must_use]
     pub fn route(&self, topic: &TopicName, publisher: u64) -> Vec<Match> {
         let mut found: Vec<Match> = Vec::new();
-        let mut place: HashMap<Target, usize, foldhash::fast::RandomState> = HashMap::default();
-        self.trie.matches(topic, &mut |all: &Vec<Subscription>| {
-            for one in all {
-                if one.options.no_local && one.target == Target::Session(publisher) {
-                    continue;
-                }
-                let at = *place.entry(one.target).or_insert_with(|| {
-                    found.push(Match {
-                        target: one.target,
-                        qos: one.options.qos,
-                        retain_as_published: false,
-                        subscription_ids: Vec::new(),
-                    });
-                    found.len() - 1
-                });
-                let Some(matched) = found.get_mut(at) else { continue };
-                if one.options.qos as u8 > matched.qos as u8 {
-                    matched.qos = one.options.qos;
-                }
-                matched.retain_as_published |= one.options.retain_as_published;
-                if one.subscription_id > 0 && !matched.subscription_ids.contains(&one.subscription_id) {
-                    matched.subscription_ids.push(one.subscription_id);
-                }
-            }
+        let mut filters = 0;
+        self.trie.matches(topic, &mut |all: &Subscribers| {
+            filters += 1;
+            found.reserve(all.len());
+            let heard = |one: &&Subscription| !(one.options.no_local && one.target == Target::Session(publisher));
+            found.extend(all.blocks().flatten().filter(heard).map(Match::new));
         });
+        if filters > 1 {
+            // Each filter's are in order, which this sort makes use of; the identifiers of one target stay in theirs.
+            found.sort_by_key(|one| one.target);
+            found.dedup_by(|next, first| first.target == next.target && first.merge(next));
+        }
         found
     }
 
