@@ -146,7 +146,7 @@ fn message(payload: usize) -> Message {
 }
 
 fn head() -> EntryHead {
-    EntryHead { qos: QoS::AtLeastOnce, retain: false, subscription_ids: Default::default() }
+    EntryHead { qos: QoS::AtLeastOnce, retain: false, subscription_ids: Default::default(), publisher: 0 }
 }
 
 /// A thread that waits for commits.

@@ -220,6 +220,8 @@ metrics! {
         logins_failed,
         /// Sessions that ended since their Session Expiry Interval had passed.
         sessions_expired,
+        /// Times that a shared subscription stood still, since more waited for members that are full or away than it looks past.
+        shared_stalls,
     }
     drops {
         /// Messages dropped since the queue of their receiver was full.

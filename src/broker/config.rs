@@ -16,6 +16,8 @@ pub struct Config {
     pub max_retained_messages: u64,
     /// The most bytes that retained messages take in memory; 0: no limit.
     pub max_retained_bytes: u64,
+    /// How shared subscriptions deal out their messages.
+    pub shared_subscriptions: SharedSubscriptions,
 }
 
 impl Default for Config {
@@ -25,6 +27,43 @@ impl Default for Config {
             max_sessions: 1_000_000,
             max_retained_messages: 1_000_000,
             max_retained_bytes: 1 << 30,
+            shared_subscriptions: SharedSubscriptions::default(),
         }
     }
+}
+
+/// How shared subscriptions deal out their messages (`[broker.shared_subscriptions]`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SharedSubscriptions {
+    /// Who of a group gets a message.
+    pub strategy: Strategy,
+    /// When QoS 1 in flight goes to another member.
+    pub redeliver: Redeliver,
+}
+
+/// Who of a shared group gets a message: always one that is connected and has the right to its topic.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// Each in turn.
+    #[default]
+    RoundRobin,
+    /// The one with the fewest QoS 1 and 2 messages in flight from the group.
+    LeastInFlight,
+    /// The same one as before while it is connected: what comes waits for it.
+    Sticky,
+    /// One for each publisher, by its client id: what comes waits for it, so that each publisher's order is kept.
+    HashPublisher,
+}
+
+/// When QoS 1 in flight to a member of a shared group goes to another one [MQTT-4.8.2-5].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Redeliver {
+    /// When its connection ends.
+    #[default]
+    OnDisconnect,
+    /// When its session ends: until then it waits for its client.
+    OnSessionEnd,
 }

@@ -4,6 +4,7 @@
 //! another member when its holder leaves [MQTT-4.8.2-5]; QoS 2 in flight only ever to the same client [MQTT-4.8.2-4]. Must not know how its
 //! members are connected.
 
+mod choice;
 mod state;
 
 use std::{
@@ -23,7 +24,7 @@ use crate::{
     metrics::DropReason,
     mqtt::{Filter, Message, PacketId, QoS, Timestamp, packet::SubscriptionOptions},
     router::{Subscription, Target},
-    session::{Delivery, LogView, Source},
+    session::{Delivery, Hold, LogView, Source},
     storage::{Batch, Body, EntryHead, Error, LogEntry, Lsn, OpenEntry, Outcome, Step, StoredGroup},
 };
 
@@ -32,6 +33,7 @@ use super::{
     mailbox::is_full,
     publish::{HandOver, Op, log_state},
 };
+pub(super) use choice::hash_of;
 use state::{Entry, LOOK_PAST, Member, State};
 
 /// All groups.
@@ -84,6 +86,7 @@ impl Group {
         self: &Arc<Self>,
         broker: &Broker,
         message: &Arc<Message>,
+        publisher: u64,
         retain: bool,
         log: Option<(&mut Batch, &Body<'_>)>,
         turn: &mut Turn,
@@ -95,8 +98,15 @@ impl Group {
             turn.counts.dropped(DropReason::SessionEnded);
             return true;
         }
-        let mut entry =
-            Entry { seq: state.tail + 1, message: message.clone(), retain, body: 0, again: false, commit: 0 };
+        let mut entry = Entry {
+            seq: state.tail + 1,
+            message: message.clone(),
+            publisher,
+            retain,
+            body: 0,
+            again: false,
+            commit: 0,
+        };
         // Members that take QoS 0 alone are not kept anything for.
         if message.qos == QoS::AtMostOnce || !state.members.iter().any(Member::takes_more_than_once) {
             state.give_at_most_once(broker, &entry, turn, later);
@@ -112,7 +122,7 @@ impl Group {
         }
         let mut batch = None;
         if let Some((open, body)) = log.filter(|_| self.is_logged()) {
-            let head = EntryHead { qos: message.qos, retain, subscription_ids: Default::default() };
+            let head = EntryHead { qos: message.qos, retain, subscription_ids: Default::default(), publisher };
             entry.body = open.append(self.id, entry.seq, &head, body).unwrap_or_default();
             state.last_commit = open.lsn().0;
             turn.counts.messages_queued += 1;
@@ -120,7 +130,7 @@ impl Group {
         }
         state.tail = entry.seq;
         if state.behind {
-            self.load_if_behind(broker, &mut state);
+            self.load_if_behind(broker, &mut state, turn);
             return true;
         }
         if let Some(later) = later {
@@ -134,12 +144,9 @@ impl Group {
             self.record(&mut state, batch);
         }
         if self.is_logged() && state.waiting.len() > HELD_MESSAGES {
-            state.behind = true;
-            if let Some(last) = state.waiting.pop_back() {
-                state.read_to = last.seq - 1;
-            }
+            state.fall_behind();
         }
-        self.load_if_behind(broker, &mut state);
+        self.load_if_behind(broker, &mut state, turn);
         true
     }
 
@@ -157,16 +164,24 @@ impl Group {
         if state.leased.get(&seq).is_none_or(|(holder, _)| *holder != session) {
             return;
         }
-        let Some((_, entry)) = state.leased.remove(&seq) else { return };
-        if let Some(member) = state.member(session) {
-            member.leases = member.leases.saturating_sub(1);
-        }
+        let Some(entry) = state.unleased(seq) else { return };
         state.settle(self, entry);
         state.pump(self, broker, turn, now);
         if let Some(batch) = batch {
             self.record(&mut state, batch);
         }
-        self.load_if_behind(broker, &mut state);
+        self.load_if_behind(broker, &mut state, turn);
+    }
+
+    /// `session` has lost the right to entry `seq` before it was sent: it goes to another member.
+    fn give_back(self: &Arc<Self>, broker: &Broker, session: u64, seq: u64, turn: &mut Turn, now: Timestamp) {
+        let mut state = self.state.lock();
+        if state.leased.get(&seq).is_some_and(|(holder, _)| *holder == session) {
+            state.give_back(seq, false, self.is_logged());
+            self.pump(broker, &mut state, turn, now);
+            drop(state);
+            self.flush(broker);
+        }
     }
 
     /// A persistent member comes: what the group holds in memory goes into its log.
@@ -211,7 +226,7 @@ impl Group {
 
     fn pump(self: &Arc<Self>, broker: &Broker, state: &mut State, turn: &mut Turn, now: Timestamp) {
         state.pump(self, broker, turn, now);
-        self.load_if_behind(broker, state);
+        self.load_if_behind(broker, state, turn);
     }
 
     /// Writes what was settled since the last time.
@@ -244,13 +259,12 @@ impl Group {
     }
 
     /// Reads on in the log, off the runtime's threads, once nothing waits in memory but what may be looked past.
-    fn load_if_behind(self: &Arc<Self>, broker: &Broker, state: &mut State) {
-        if !state.behind
-            || state.loading
-            || state.waiting.len() > LOOK_PAST
-            || !state.members.iter().any(Member::has_room)
-        {
+    fn load_if_behind(self: &Arc<Self>, broker: &Broker, state: &mut State, turn: &mut Turn) {
+        if !state.behind || state.loading || !state.members.iter().any(Member::has_room) {
             return;
+        }
+        if state.waiting.len() > LOOK_PAST {
+            return state.stall(self, turn);
         }
         let (Some(broker), Ok(runtime)) = (broker.this(), tokio::runtime::Handle::try_current()) else { return };
         state.loading = true;
@@ -347,6 +361,7 @@ impl Broker {
                 Some(member) => (member.options, member.ids) = (options, ids),
                 None => state.members.push(Member {
                     receiver: client.receiver.clone(),
+                    key: hash_of(&client.receiver.client_id),
                     options,
                     ids,
                     online: client.receiver.is_online(),
@@ -354,6 +369,7 @@ impl Broker {
                     window: usize::from(client.session.terms().send_maximum).min(LEASES_MAX),
                 }),
             }
+            state.look_again();
             drop(state);
             group
         };
@@ -387,7 +403,7 @@ impl Broker {
         };
         let mut state = group.state.lock();
         let mut old = std::mem::take(&mut *state);
-        old.members.iter_mut().filter(|member| member.receiver.logged).for_each(|member| member.leases = 0);
+        old.members.iter_mut().for_each(|member| member.leases = 0);
         let stays =
             |session: u64| old.members.iter().any(|one| one.receiver.session == session && !one.receiver.logged);
         old.leased.retain(|_, (holder, _)| stays(*holder));
@@ -405,6 +421,9 @@ impl Broker {
             view,
             ..State::default()
         };
+        for (holder, entry) in std::mem::take(&mut state.leased).into_values() {
+            state.leased_to(holder, entry);
+        }
     }
 
     /// Groups that should be in the store and are not, since the commit that told of them failed: they live in memory from now on.
@@ -430,10 +449,10 @@ impl Broker {
         turn: &mut Turn,
     ) {
         let mut state = group.state.lock();
-        let (seq, retain, body) = (entry.seq, entry.head.retain, entry.body.unwrap_or_default());
-        let entry = Entry { seq, message: entry.message, retain, body, again: true, commit: 0 };
+        let (seq, retain) = (entry.seq, entry.head.retain);
+        let entry = Entry::read(entry);
         if let Some((client, packet_id)) = holder.zip(PacketId::new(open.packet_id)) {
-            let source = Source::Lease { group: group.id, seq, again: true, logged: true };
+            let source = Source::Lease { group: group.id, seq, again: true, logged: true, kept: false };
             let subscribed = client.subscriptions.get(&group.filter);
             let delivery = (open.step == Step::Sent).then(|| Delivery {
                 message: entry.message.clone(),
@@ -443,10 +462,7 @@ impl Broker {
                 source,
             });
             client.session.restore_lease(source, packet_id, delivery);
-            state.leased.insert(seq, (client.session.id, entry));
-            if let Some(member) = state.member(client.session.id) {
-                member.leases += 1;
-            }
+            state.leased_to(client.session.id, entry);
         } else if !state.leased.contains_key(&seq) {
             turn.counts.dropped(DropReason::SessionEnded);
             state.settle(group, entry);
@@ -455,13 +471,23 @@ impl Broker {
         }
     }
 
-    pub(super) fn leave_group(&self, client: &mut Client, filter: &Filter, turn: &mut Turn, now: Timestamp) {
+    /// With `ends` the session is no more; else it completes what it was sent.
+    pub(super) fn leave_group(
+        &self,
+        client: &mut Client,
+        filter: &Filter,
+        ends: bool,
+        turn: &mut Turn,
+        now: Timestamp,
+    ) {
         let Some(group) = self.groups.by_filter(filter) else { return };
-        self.adopt_leases(client, &group, turn, now);
+        if !ends {
+            self.adopt_leases(client, &group, turn, now);
+        }
         let mut groups = self.groups.by_filter.lock();
         let mut state = group.state.lock();
-        state.take_back(client.session.id, &leases_of(client, &group), group.is_logged());
-        state.members.retain(|member| member.receiver.session != client.session.id);
+        state.take_back(client.session.id, &leases_of(client, &group), true, group.is_logged());
+        state.remove_member(client.session.id);
         if state.members.is_empty() {
             if !std::mem::replace(&mut state.ended, true) {
                 groups.remove(filter);
@@ -476,17 +502,17 @@ impl Broker {
         group.flush(self);
     }
 
-    /// A QoS 2 exchange that is under way is completed by who leaves the group too: it goes on from the client's own log.
+    /// What only this session may have, and is under way, is completed by it though it leaves the group: from its own log [MQTT-3.10.4-3].
     fn adopt_leases(&self, client: &mut Client, group: &Arc<Group>, turn: &mut Turn, now: Timestamp) {
-        for (seq, exactly_once) in leases_of(client, group) {
-            if !exactly_once {
+        for (seq, hold) in leases_of(client, group) {
+            if hold == Hold::Connection {
                 continue;
             }
             let Some(entry) = group.state.lock().leased.get(&seq).map(|(_, entry)| entry.clone()) else { continue };
             let id = client.session.id;
             if client.session.logged {
                 self.store.write(|batch| {
-                    adopt_into_log(client, group.id, &entry, batch);
+                    adopt_into_log(client, group.id, &entry, hold, batch);
                     group.settle(self, id, seq, Some(batch), turn, now);
                 });
             } else {
@@ -520,7 +546,7 @@ impl Broker {
             let Some(group) = self.groups.by_filter(filter) else { continue };
             let mut state = group.state.lock();
             if window.is_none() {
-                state.take_back(client.session.id, &leases_of(client, &group), group.is_logged());
+                state.take_back(client.session.id, &leases_of(client, &group), false, group.is_logged());
             }
             let leases = state.leased.values().filter(|(holder, _)| *holder == client.session.id).count();
             if let Some(member) = state.member(client.session.id) {
@@ -528,6 +554,7 @@ impl Broker {
                 member.leases = leases;
                 member.window = usize::from(window.unwrap_or_default()).min(LEASES_MAX);
             }
+            state.look_again();
             group.pump(self, &mut state, turn, now);
             drop(state);
             group.flush(self);
@@ -536,7 +563,7 @@ impl Broker {
 
     /// The session ends: its groups go on without it. QoS 2 in flight is given up [MQTT-4.8.2-5].
     pub(super) fn groups_abandon(&self, client: &mut Client, turn: &mut Turn, now: Timestamp) {
-        let mut held: Vec<_> = client.session.leases().filter(|lease| lease.2).collect();
+        let mut held: Vec<_> = client.session.leases().filter(|lease| lease.2 == Hold::Client).collect();
         held.sort_unstable();
         for (group, seq, _) in held {
             let Some(group) = self.groups.by_id(group) else { continue };
@@ -546,7 +573,19 @@ impl Broker {
         }
         let filters: Vec<_> = client.subscriptions.keys().filter(|filter| filter.share.is_some()).cloned().collect();
         for filter in filters {
-            self.leave_group(client, &filter, turn, now);
+            self.leave_group(client, &filter, true, turn, now);
+        }
+    }
+
+    /// A delivery that waits for the client, which has lost the right to it, is given up; one of a group goes to another member.
+    pub fn withdraw(&self, client: &mut Client, turn: &mut Turn, source: Source, now: Timestamp) {
+        match source {
+            Source::Lease { group, seq, .. } => {
+                if let Some(group) = self.groups.by_id(group) {
+                    group.give_back(self, client.session.id, seq, turn, now);
+                }
+            }
+            _ => self.give_up(client, turn, source, DropReason::AclDenied, now),
         }
     }
 
@@ -595,13 +634,14 @@ impl Broker {
     }
 }
 
-/// The leases of `group` that are in flight to `client`; `true` for QoS 2: nobody else may have that.
-fn leases_of(client: &Client, group: &Group) -> BTreeMap<u64, bool> {
+/// The leases of `group` that are in flight to `client`.
+fn leases_of(client: &Client, group: &Group) -> BTreeMap<u64, Hold> {
     client.session.leases().filter(|lease| lease.0 == group.id).map(|lease| (lease.1, lease.2)).collect()
 }
 
-fn adopt_into_log(client: &mut Client, group: u64, entry: &Entry, batch: &mut Batch) {
-    let Some((seq, body)) = client.receiver.adopt(batch, &entry.message) else { return };
+fn adopt_into_log(client: &mut Client, group: u64, entry: &Entry, hold: Hold, batch: &mut Batch) {
+    let qos = if hold == Hold::Client { QoS::ExactlyOnce } else { QoS::AtLeastOnce };
+    let Some((seq, body)) = client.receiver.adopt(batch, &entry.message, qos) else { return };
     if let Some((packet_id, released)) = client.session.adopt(group, entry.seq, Source::Log { seq, body }) {
         let step = if released { Step::Released } else { Step::Sent };
         batch.put_open(client.session.id, &OpenEntry { seq, holder: 0, packet_id: packet_id.get(), step });
@@ -612,7 +652,8 @@ fn adopt_into_log(client: &mut Client, group: u64, entry: &Entry, batch: &mut Ba
 fn append(log: u64, entry: &mut Entry, batch: &mut Batch) {
     let message = entry.message.clone();
     let body = batch.body(&message, 1);
-    let head = EntryHead { qos: message.qos, retain: entry.retain, subscription_ids: Default::default() };
+    let publisher = entry.publisher;
+    let head = EntryHead { qos: message.qos, retain: entry.retain, subscription_ids: Default::default(), publisher };
     entry.body = batch.append(log, entry.seq, &head, &body).unwrap_or_default();
 }
 

@@ -237,13 +237,13 @@ impl Receiver {
         inbox.tail += 1;
         inbox.last_commit = batch.lsn().0;
         let subscription_ids = delivery.subscription_ids.as_deref().unwrap_or_default().into();
-        let head = EntryHead { qos: delivery.qos, retain: delivery.retain, subscription_ids };
+        let head = EntryHead { qos: delivery.qos, retain: delivery.retain, subscription_ids, publisher: 0 };
         let shared = batch.append(self.session, inbox.tail, &head, body);
         Ok(Source::Log { seq: inbox.tail, body: shared.unwrap_or_default() })
     }
 
-    /// Appends a QoS 2 message that is in flight to the receiver already. Its number, and its shared body (0: none).
-    pub fn adopt(&self, batch: &mut Batch, message: &Message) -> Option<(u64, u64)> {
+    /// Appends a message that is in flight to the receiver already. Its number, and its shared body (0: none).
+    pub fn adopt(&self, batch: &mut Batch, message: &Message, qos: QoS) -> Option<(u64, u64)> {
         let mut inbox = self.inbox.lock();
         if inbox.ended {
             return None;
@@ -251,7 +251,7 @@ impl Receiver {
         inbox.tail += 1;
         inbox.last_commit = batch.lsn().0;
         let body = batch.body(message, 1);
-        let head = EntryHead { qos: QoS::ExactlyOnce, retain: false, subscription_ids: Default::default() };
+        let head = EntryHead { qos, retain: false, subscription_ids: Default::default(), publisher: 0 };
         let shared = batch.append(self.session, inbox.tail, &head, &body);
         Some((inbox.tail, shared.unwrap_or_default()))
     }

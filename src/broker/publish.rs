@@ -23,6 +23,7 @@ use crate::{
 
 use super::{
     Broker, Client, Group, Receiver, Signal, Throttle,
+    group::hash_of,
     mailbox::{Put, delivery},
     retained::Retain,
 };
@@ -73,6 +74,8 @@ pub struct Route {
     /// The line of the ACL file that denies the publisher; 0 where no rule allows it.
     denied: Option<u32>,
     hops: Vec<Hop>,
+    /// Stands for the publisher's client id; of use to groups alone.
+    publisher: u64,
     /// A message above QoS 0 goes to a log.
     logged: bool,
     /// Subscribers that the ACL keeps this topic from.
@@ -407,6 +410,7 @@ impl Broker {
             rules: rules_generation,
             denied,
             hops: Vec::with_capacity(matches.len()),
+            publisher: 0,
             logged: false,
             withheld: 0,
         };
@@ -429,6 +433,7 @@ impl Broker {
                 Target::Group(id) => {
                     let Some(group) = self.groups.by_id(id) else { continue };
                     route.logged |= group.is_logged();
+                    route.publisher = hash_of(&publisher.client_id);
                     To::Group(group)
                 }
             };
@@ -498,10 +503,19 @@ impl Broker {
                     To::Group(group) => {
                         for message in messages.clone() {
                             let retain = hop.retain(message);
-                            if !group.give(self, message, retain, None, turn, None, now) {
+                            if !group.give(self, message, route.publisher, retain, None, turn, None, now) {
                                 self.store.write(|batch| {
                                     let body = batch.body(message, 1);
-                                    group.give(self, message, retain, Some((batch, &body)), turn, None, now)
+                                    group.give(
+                                        self,
+                                        message,
+                                        route.publisher,
+                                        retain,
+                                        Some((batch, &body)),
+                                        turn,
+                                        None,
+                                        now,
+                                    )
                                 });
                             }
                         }
@@ -567,7 +581,16 @@ impl Broker {
                         body = Some(batch.body(message, logs));
                     }
                     let log = body.as_ref().map(|body| (&mut *batch, body));
-                    group.give(self, message, hop.retain(message), log, turn, later.as_deref_mut(), now);
+                    group.give(
+                        self,
+                        message,
+                        route.publisher,
+                        hop.retain(message),
+                        log,
+                        turn,
+                        later.as_deref_mut(),
+                        now,
+                    );
                 }
                 To::Receiver(receiver) if receiver.logged && delivery.qos != QoS::AtMostOnce => {
                     let body = body.get_or_insert_with(|| batch.body(message, logs));

@@ -275,7 +275,7 @@ impl Broker {
 
     pub(super) fn remove_route(&self, client: &mut Client, filter: &Filter, turn: &mut Turn, now: Timestamp) {
         if filter.share.is_some() {
-            self.leave_group(client, filter, turn, now);
+            self.leave_group(client, filter, false, turn, now);
         } else {
             self.router.write().unsubscribe(&filter.filter, Target::Session(client.session.id));
         }

@@ -1,6 +1,7 @@
 //! Tests of the broker without sockets.
 
 mod failures;
+mod groups;
 mod races;
 
 use std::num::NonZeroU16;

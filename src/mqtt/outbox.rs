@@ -308,6 +308,8 @@ mod tests {
         outbox.slices().flatten().copied().collect()
     }
 
+    /// [MQTT-2.2.1-2], [MQTT-2.2.2-1], [MQTT-3.3.2-1]: the name first, no Packet Identifier with QoS 0, and a Property Length of 0 where there
+    /// are no properties.
     #[test]
     fn publishes() {
         #[track_caller]

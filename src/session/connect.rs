@@ -24,6 +24,8 @@ pub struct Terms {
     pub maximum_packet_size: u32,
     /// How many topic aliases the client may set.
     pub topic_alias_maximum: u16,
+    /// How many topic aliases the client may be sent [MQTT-3.1.2-26], [MQTT-3.1.2-27].
+    pub client_topic_alias_maximum: u16,
     /// The highest QoS that the client may publish with.
     pub maximum_qos: QoS,
     /// Whether the client may set RETAIN.
@@ -46,6 +48,7 @@ impl Default for Terms {
             receive_maximum: u16::MAX,
             maximum_packet_size: u32::MAX,
             topic_alias_maximum: 0,
+            client_topic_alias_maximum: 0,
             maximum_qos: QoS::ExactlyOnce,
             retain_available: true,
             packet: PacketLimits::default(),
@@ -72,6 +75,7 @@ impl Terms {
             receive_maximum: limits.receive_maximum.get(),
             maximum_packet_size: connect.maximum_packet_size,
             topic_alias_maximum: if connect.version.is_v5() { limits.topic_alias_maximum } else { 0 },
+            client_topic_alias_maximum: connect.topic_alias_maximum.min(limits.client_topic_alias_maximum),
             maximum_qos: limits.maximum_qos,
             retain_available: limits.retain_available,
             packet: PacketLimits::from(limits),
@@ -213,13 +217,14 @@ mod tests {
         }
     }
 
-    /// [MQTT-3.3.4-9], [MQTT-3.1.2-24], [MQTT-3.2.2-15], [MQTT-3.2.2-17].
+    /// [MQTT-3.3.4-9], [MQTT-3.1.2-24], [MQTT-3.1.2-26], [MQTT-3.1.2-27], [MQTT-3.2.2-15], [MQTT-3.2.2-17].
     #[test]
     fn limits_of_both_sides() {
         let limits = Limits {
             max_inflight_messages: nonzero(20),
             receive_maximum: nonzero(30),
             topic_alias_maximum: 5,
+            client_topic_alias_maximum: 7,
             max_packet_size_bytes: NonZeroU32::new(5000).expect("not zero"),
             ..Limits::default()
         };
@@ -239,6 +244,10 @@ mod tests {
             assert_eq!((terms.version, terms.send_maximum, terms.receive_maximum), (version, send_maximum, 30));
             assert_eq!((terms.topic_alias_maximum, terms.maximum_packet_size), (aliases, 900));
             assert!(!terms.problem_information);
+        }
+        for (asked, given) in [(0, 0), (6, 6), (8, 7), (u16::MAX, 7)] {
+            let connect = Connect { topic_alias_maximum: asked, ..connect(Version::V5) };
+            assert_eq!(Terms::negotiate(&connect, &limits).client_topic_alias_maximum, given);
         }
         let connack = Terms::negotiate(&connect(Version::V5), &limits).connack(
             &connect(Version::V5),

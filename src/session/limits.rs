@@ -35,6 +35,8 @@ pub struct Limits {
     pub max_queued_bytes: u64,
     /// The highest topic alias that a client may use towards the broker (Topic Alias Maximum); 0: none.
     pub topic_alias_maximum: u16,
+    /// The most topic aliases that a client is sent; its own Topic Alias Maximum may be lower; 0: none.
+    pub client_topic_alias_maximum: u16,
     /// The longest Keep Alive in seconds; a longer one, or none, is replaced by it (Server Keep Alive [MQTT-3.2.2-21]).
     /// 0: no limit.
     pub max_keep_alive_secs: u16,
@@ -76,6 +78,7 @@ impl Default for Limits {
             max_queued_messages: 100_000,
             max_queued_bytes: 256 * 1024 * 1024,
             topic_alias_maximum: 64,
+            client_topic_alias_maximum: 64,
             max_keep_alive_secs: 0,
             max_session_expiry_secs: u32::MAX,
             max_subscriptions: nonzero_u32(10_000),

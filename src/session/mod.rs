@@ -3,6 +3,7 @@
 //! Must not know sockets, other sessions, storage or authorization. The broker carries out what [`Session::receive`] asks for
 //! and answers with [`Session::acknowledge`]; what must be durable first leaves with [`Session::release`].
 
+mod aliases;
 mod connect;
 mod inbound;
 pub mod limits;
@@ -20,7 +21,7 @@ pub use connect::{Terms, refuse_unknown_authentication, refuse_will};
 pub use inbound::{Reply, Request, Settled};
 pub use limits::Limits;
 pub use log::{LogView, Open};
-pub use outbound::{Delivered, Delivery, Source};
+pub use outbound::{Delivered, Delivery, Hold, Source};
 pub use violation::Violation;
 
 use crate::mqtt::{
@@ -283,15 +284,14 @@ impl Session {
         self.outbound.restore_lease(source, packet_id, delivery);
     }
 
-    /// The session leaves a group, or the group ends, while the QoS 2 exchange of its entry `seq` is under way: it goes on from `source`.
+    /// The session leaves a group, or the group ends, while the delivery of its entry `seq` is under way: it goes on from `source`.
     /// Gives its packet id, and whether PUBREC came.
     pub fn adopt(&mut self, group: u64, seq: u64, source: Source) -> Option<(crate::mqtt::PacketId, bool)> {
         self.outbound.adopt(group, seq, source)
     }
 
-    /// The deliveries in flight that came by lease from a group: (group, seq), with `true` for QoS 2, which only this client may
-    /// complete [MQTT-4.8.2-5].
-    pub fn leases(&self) -> impl Iterator<Item = (u64, u64, bool)> + '_ {
+    /// The deliveries in flight that came by lease from a group: (group, seq), and how they are held.
+    pub fn leases(&self) -> impl Iterator<Item = (u64, u64, Hold)> + '_ {
         self.outbound.leases()
     }
 

@@ -10,12 +10,13 @@ use std::{
 
 use crate::mqtt::{
     Message, Outbox, PacketId, QoS, ReasonCode, Timestamp,
-    outbox::Outgoing,
+    outbox::{Outgoing, TooLarge},
     packet::{Ack, AckKind},
 };
 
 use super::{
     LogView, Settled, Terms,
+    aliases::{Alias, Aliases},
     log::{LOG_IDS, Open, derived_id},
 };
 
@@ -67,7 +68,20 @@ pub enum Source {
         again: bool,
         /// The group is a log, so that a QoS 2 lease outlives the process: its packet id is recorded before it leaves.
         logged: bool,
+        /// QoS 1 in flight stays with the session when its connection ends; else it goes back to the group.
+        kept: bool,
     },
+}
+
+/// How a lease in flight is bound to the session that holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hold {
+    /// QoS 1: until its connection ends.
+    Connection,
+    /// QoS 1: until the session ends.
+    Session,
+    /// QoS 2: only this client may ever complete it [MQTT-4.8.2-4].
+    Client,
 }
 
 /// What became of a delivery.
@@ -121,6 +135,8 @@ pub(super) struct Outbound {
     reserved: HashSet<u16, foldhash::fast::RandomState>,
     /// Flights of an earlier connection that this one has not sent again yet, in order.
     resend: VecDeque<PacketId>,
+    /// Of this connection; none where the client, or a limit, wants none.
+    aliases: Option<Box<Aliases>>,
     log: LogView,
     next_id: u16,
     order: u64,
@@ -135,6 +151,7 @@ impl Outbound {
             leased: HashSet::default(),
             reserved: HashSet::default(),
             resend: VecDeque::new(),
+            aliases: None,
             log,
             next_id: LOG_IDS,
             order: 0,
@@ -148,6 +165,7 @@ impl Outbound {
     /// Gives the deliveries that this client does not take any more, given its Maximum Packet Size now [MQTT-3.1.2-25].
     pub(super) fn connected(&mut self, terms: &Terms, now: Timestamp, outbox: &mut Outbox) -> Vec<Source> {
         self.window = terms.send_maximum;
+        self.aliases = Aliases::new(terms.client_topic_alias_maximum);
         self.reserved = self.log.packet_ids().filter(|id| *id > LOG_IDS).collect();
         let mut again: Vec<_> = self.flights.iter().map(|(id, flight)| (flight.order, *id)).collect();
         again.sort_unstable();
@@ -172,7 +190,7 @@ impl Outbound {
             let Some(packet_id) = self.resend.pop_front() else { return };
             if let Some(delivery) = self.flights.get(&packet_id).and_then(|flight| flight.delivery.as_deref()) {
                 // Its size was looked at when the connection began.
-                let _ = outbox.publish(&outgoing(delivery, packet_id, true, now));
+                let _ = send(&mut self.aliases, &outgoing(delivery, packet_id, true, now), outbox);
             }
         }
     }
@@ -183,7 +201,7 @@ impl Outbound {
         let leased = &mut self.leased;
         self.flights.retain(|packet_id, flight| match flight.source {
             Source::Direct => true,
-            Source::Lease { .. } if flight.step != Step::AtLeastOnce => true,
+            Source::Lease { kept, .. } if kept || flight.step != Step::AtLeastOnce => true,
             Source::Lease { group, seq, .. } => {
                 leased.remove(&(group, seq));
                 false
@@ -202,6 +220,7 @@ impl Outbound {
         self.leased.shrink_to_fit();
         self.moved = HashMap::default();
         self.resend = VecDeque::new();
+        self.aliases = None;
     }
 
     /// A QoS 2 lease that the store remembers. Without its message, PUBREC had come.
@@ -233,10 +252,15 @@ impl Outbound {
         self.flights.len()
     }
 
-    pub(super) fn leases(&self) -> impl Iterator<Item = (u64, u64, bool)> + '_ {
-        self.flights.values().filter_map(|flight| match flight.source {
-            Source::Lease { group, seq, .. } => Some((group, seq, flight.step != Step::AtLeastOnce)),
-            _ => None,
+    pub(super) fn leases(&self) -> impl Iterator<Item = (u64, u64, Hold)> + '_ {
+        self.flights.values().filter_map(|flight| {
+            let Source::Lease { group, seq, kept, .. } = flight.source else { return None };
+            let hold = match flight.step {
+                Step::AtLeastOnce if kept => Hold::Session,
+                Step::AtLeastOnce => Hold::Connection,
+                Step::ExactlyOnce | Step::Released => Hold::Client,
+            };
+            Some((group, seq, hold))
         })
     }
 
@@ -259,7 +283,8 @@ impl Outbound {
         }
         if delivery.qos == QoS::AtMostOnce {
             let outgoing = Outgoing { packet_id: None, ..outgoing(delivery, NonZeroU16::MIN, false, now) };
-            return if outbox.publish(&outgoing).is_ok() { Delivered::Sent } else { Delivered::TooLarge };
+            let sent = send(&mut self.aliases, &outgoing, outbox);
+            return if sent.is_ok() { Delivered::Sent } else { Delivered::TooLarge };
         }
         if self.room() == 0 {
             return Delivered::Full;
@@ -278,7 +303,7 @@ impl Outbound {
             self.take_off(delivery, packet_id, step);
             return Delivered::Record { packet_id };
         }
-        if outbox.publish(&outgoing(delivery, packet_id, again, now)).is_err() {
+        if send(&mut self.aliases, &outgoing(delivery, packet_id, again, now), outbox).is_err() {
             return Delivered::TooLarge;
         }
         self.take_off(delivery, packet_id, step);
@@ -286,10 +311,10 @@ impl Outbound {
     }
 
     /// Sends a delivery whose packet id is recorded by now.
-    pub(super) fn send_held(&self, held: &Delivery, packet_id: PacketId, now: Timestamp, outbox: &mut Outbox) {
+    pub(super) fn send_held(&mut self, held: &Delivery, packet_id: PacketId, now: Timestamp, outbox: &mut Outbox) {
         let again = matches!(held.source, Source::Lease { again: true, .. });
         // Its size was looked at when the id was chosen.
-        let _ = outbox.publish(&outgoing(held, packet_id, again, now));
+        let _ = send(&mut self.aliases, &outgoing(held, packet_id, again, now), outbox);
     }
 
     fn take_off(&mut self, delivery: &Delivery, packet_id: PacketId, step: Step) {
@@ -300,7 +325,7 @@ impl Outbound {
         }
         let kept = match delivery.source {
             Source::Log { .. } => None,
-            Source::Lease { .. } if step == Step::AtLeastOnce => None,
+            Source::Lease { kept: false, .. } if step == Step::AtLeastOnce => None,
             _ => Some(Box::new(delivery.clone())),
         };
         self.insert(packet_id, delivery.source, step, kept);
@@ -412,6 +437,24 @@ impl Outbound {
         // PUBCOMP only ends what PUBREC has taken.
         let refused = ack.reason.is_failure() && flight.step != Step::Released;
         Some(Settled { packet_id: ack.packet_id, source: flight.source, complete: true, refused })
+    }
+}
+
+/// Queues a PUBLISH, by alias where its topic has one. What fits by name fits by alias too, but for one that is set: that costs three bytes
+/// more, and without them the name alone may still fit.
+fn send(aliases: &mut Option<Box<Aliases>>, outgoing: &Outgoing<'_>, outbox: &mut Outbox) -> Result<(), TooLarge> {
+    let Some(aliases) = aliases else { return outbox.publish(outgoing) };
+    let topic = &outgoing.message.topic;
+    match aliases.of(topic) {
+        Alias::None => outbox.publish(outgoing),
+        Alias::Known(alias) => outbox.publish(&Outgoing { topic_alias: Some((alias, false)), ..*outgoing }),
+        Alias::New(alias) => match outbox.publish(&Outgoing { topic_alias: Some((alias, true)), ..*outgoing }) {
+            Ok(()) => {
+                aliases.set(alias, topic);
+                Ok(())
+            }
+            Err(TooLarge) => outbox.publish(outgoing),
+        },
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Must not know the broker: its answers stand in the script.
 
+mod aliases;
 mod peer;
 
 use super::*;
@@ -58,6 +59,24 @@ fn publishes_of_the_client() {
     // A PUBREC that refuses ends the exchange: the id is new again [MQTT-4.3.3-9].
     check(v5(), true, &[("q2 5", "publish t"), ("answer pubrec-denied 5", "PUBREC 5 0x87"), ("q2 5", "publish t")]);
     check(v3(), true, &[("q2 5", "publish t"), ("answer pubrec-denied 5", "PUBREC 5"), ("q2 5", "duplicate 5")]);
+}
+
+/// [MQTT-4.3.3-13]: a message that expires between its PUBLISH and its PUBREL is acknowledged to the end.
+#[test]
+fn a_qos_2_publish_that_expires_meanwhile() {
+    check(
+        v5(),
+        true,
+        &[
+            ("q2 5 expiry=1", "publish t"),
+            ("answer pubrec 5", "PUBREC 5"),
+            ("later 100", ""),
+            ("q2 5 dup expiry=1", "duplicate 5"),
+            ("answer pubrec 5", "PUBREC 5"),
+            ("pubrel 5", "release 5"),
+            ("answer pubcomp 5", "PUBCOMP 5"),
+        ],
+    );
 }
 
 /// [MQTT-3.3.4-7], [MQTT-3.3.4-8], case D26.
@@ -483,7 +502,36 @@ fn leases() {
     peer.step("direct q2");
     let mut leases: Vec<_> = peer.session.leases().collect();
     leases.sort_unstable();
-    assert_eq!(leases, [(9, 1, false), (9, 2, true)]);
+    assert_eq!(leases, [(9, 1, Hold::Connection), (9, 2, Hold::Client)]);
+}
+
+/// A lease of QoS 1 that is kept waits for its client with what is QoS 2 [MQTT-4.4.0-1], [MQTT-4.8.2-5].
+#[test]
+fn a_kept_lease() {
+    check(
+        v5(),
+        true,
+        &[
+            ("lease 9 1 q1 kept", "Sent; PUBLISH 32768 q1 m1"),
+            ("lease 9 2 q1", "Sent; PUBLISH 32769 q1 m2"),
+            ("drop", ""),
+            ("connect 5", "PUBLISH 32768 dup q1 m1"),
+            ("lease 9 1 q1 kept", "Known"),
+            ("lease 9 2 q1", "Sent; PUBLISH 32770 q1 m2"),
+            ("puback 32768", "settled lease 9 1"),
+            ("lease 9 3 q1 large kept", "Sent; PUBLISH 32771 q1 xxxx"),
+            ("drop", ""),
+            // A client that takes less now is not sent it [MQTT-3.1.2-25].
+            ("connect 5 100", "too large 1"),
+        ],
+    );
+    let mut peer = Peer::new(v5(), true);
+    for line in ["lease 9 1 q1 kept", "lease 9 2 q2 kept"] {
+        peer.step(line);
+    }
+    let mut leases: Vec<_> = peer.session.leases().collect();
+    leases.sort_unstable();
+    assert_eq!(leases, [(9, 1, Hold::Session), (9, 2, Hold::Client)]);
 }
 
 /// A QoS 2 exchange that began in a group goes on from the session's own log, under its packet id, which nothing else is given.
@@ -527,8 +575,8 @@ fn a_restart_resumes() {
     peer.session = Session::recovered(7, "c".into(), 3600, received, view);
     assert!(peer.session.logged);
     let id = |number: u16| PacketId::new(number).unwrap_or(PacketId::MIN);
-    let held = Source::Lease { group: 9, seq: 1, again: true, logged: true };
-    let released = Source::Lease { group: 9, seq: 2, again: true, logged: true };
+    let held = Source::Lease { group: 9, seq: 1, again: true, logged: true, kept: false };
+    let released = Source::Lease { group: 9, seq: 2, again: true, logged: true, kept: false };
     peer.session.restore_lease(released, id(40_000), None);
     peer.session.restore_lease(held, id(40_001), Some(delivery(&["lease", "9", "1", "q2", "again"])));
     for (line, expected) in [

@@ -116,6 +116,8 @@ pub struct EntryHead {
     pub retain: bool,
     /// The Subscription Identifiers of the subscriptions that matched.
     pub subscription_ids: SmallVec<[u32; 2]>,
+    /// In the log of a shared group: stands for its publisher; 0 elsewhere.
+    pub publisher: u64,
 }
 
 /// How an entry holds its message when it is written.
@@ -346,11 +348,16 @@ pub(super) fn get_message(bytes: &[u8]) -> Result<Message, Unreadable> {
     })
 }
 
-/// QoS, RETAIN and whether the body stands apart share one byte.
+/// QoS, RETAIN, whether the body stands apart and whether a publisher is named share one byte.
 pub(super) fn put_entry(out: &mut Vec<u8>, head: &EntryHead, body: EntryBody<'_>) {
     let shared = matches!(body, EntryBody::Shared(_));
     out.push(V1);
-    out.push(qos_bits(head.qos) | u8::from(head.retain) << 2 | u8::from(shared) << 3);
+    out.push(
+        qos_bits(head.qos) | u8::from(head.retain) << 2 | u8::from(shared) << 3 | u8::from(head.publisher > 0) << 4,
+    );
+    if head.publisher > 0 {
+        put_number(out, head.publisher);
+    }
     put_number(out, head.subscription_ids.len() as u64);
     for &id in &head.subscription_ids {
         put_number(out, id.into());
@@ -525,15 +532,16 @@ impl<'a> Reader<'a> {
     /// The head, and the shared body if there is one; else the message follows.
     fn entry_head(&mut self) -> Result<(EntryHead, Option<BodyId>), Unreadable> {
         let bits = self.byte()?;
-        if bits >> 4 != 0 {
+        if bits >> 5 != 0 {
             return Err(Unreadable::Invalid("flags"));
         }
+        let publisher = if bits & 16 != 0 { self.number()? } else { 0 };
         let mut subscription_ids = SmallVec::new();
         for _ in 0..self.number()? {
             subscription_ids.push(self.number_as("subscription identifier")?);
         }
         let shared = if bits & 8 != 0 { Some(self.number()?) } else { None };
-        Ok((EntryHead { qos: qos(bits)?, retain: bits & 4 != 0, subscription_ids }, shared))
+        Ok((EntryHead { qos: qos(bits)?, retain: bits & 4 != 0, subscription_ids, publisher }, shared))
     }
 }
 
@@ -611,7 +619,8 @@ mod tests {
             let step = if flags.0 { Step::Sent } else { Step::Released };
             let open = OpenEntry { seq: numbers.0, holder: numbers.1, packet_id: numbers.5, step };
             check(&open, put_open, |bytes| get_open(numbers.0, bytes));
-            let head = EntryHead { qos, retain: flags.0, subscription_ids: ids.into() };
+            let publisher = if flags.2 { numbers.1 } else { 0 };
+            let head = EntryHead { qos, retain: flags.0, subscription_ids: ids.into(), publisher };
             let entry = (head.clone(), EntryMessage::Inline(message.clone()));
             check(&entry, |out, (head, _)| put_entry(out, head, EntryBody::Message(&message)), get_entry);
             let entry = (head, EntryMessage::Shared(numbers.2));
@@ -664,7 +673,12 @@ mod tests {
             put_message(&mut bytes, &Message { publisher, ..message.clone() });
             assert_eq!(get_message(&bytes), Ok(Message { publisher: 0, ..message.clone() }), "{publisher}");
         }
-        let head = EntryHead { qos: QoS::ExactlyOnce, retain: false, subscription_ids: [7].into_iter().collect() };
+        let head = EntryHead {
+            qos: QoS::ExactlyOnce,
+            retain: false,
+            subscription_ids: [7].into_iter().collect(),
+            publisher: 0,
+        };
         assert_eq!(get_entry(&[1, 0b1010, 1, 7, 6]), Ok((head, EntryMessage::Shared(6))));
         let state = LogState { head: 3, settled: vec![(5, 5), (8, 10)], trimmed: 1 };
         assert_eq!(get_log_state(&[1, 1, 3, 2, 2, 0, 3, 2]), Ok(state));

@@ -11,6 +11,7 @@
 )]
 
 mod acl;
+mod aliases;
 mod auth;
 mod clients;
 mod config_errors;
@@ -19,6 +20,7 @@ mod control;
 #[cfg(feature = "rocksdb")]
 mod durability;
 mod first_light;
+mod groups;
 mod hostile;
 #[cfg(feature = "rocksdb")]
 mod kill;

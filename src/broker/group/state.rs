@@ -3,15 +3,15 @@
 //! Must not know how the log is read or written.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
 use crate::{
-    auth::Access,
+    broker::config::{Redeliver, Strategy},
     metrics::DropReason,
-    mqtt::{Message, QoS, Timestamp, packet::SubscriptionOptions},
-    session::{Delivery, LogView, Source},
+    mqtt::{Message, QoS, Timestamp, TopicName, packet::SubscriptionOptions},
+    session::{Delivery, Hold, LogView, Source},
     storage::{LogEntry, Lsn, Outcome},
 };
 
@@ -22,6 +22,7 @@ use super::{
         publish::{HandOver, lower},
     },
     Group,
+    choice::Choice,
 };
 
 #[derive(Debug, Default)]
@@ -35,6 +36,9 @@ pub(super) struct State {
     /// Messages that no member has, in order.
     pub(super) waiting: VecDeque<Entry>,
     pub(super) leased: BTreeMap<u64, (u64, Entry)>,
+    /// Publishers with something in flight: to whom the last of it went, and how much of it that one has.
+    pub(super) pinned: HashMap<u64, (u64, usize), foldhash::fast::RandomState>,
+    pub(super) passed: Passed,
     /// Entries settled whose records are still to be removed from the store.
     pub(super) unrecorded: Vec<Entry>,
     /// QoS 2 entries whose lease was taken back; the store may have a record of it.
@@ -49,19 +53,25 @@ pub(super) struct State {
     pub(super) ended: bool,
 }
 
-/// Who of a group gets a message.
-pub(super) enum Choice {
-    /// The member at this place.
-    Member(usize),
-    /// One who has the right to it, and cannot take it now.
-    NoRoom,
-    /// Nobody has the right to it, online or not.
-    Denied,
+/// What is known of the entries that wait first: nobody who has room may have them. It holds until a member gains something.
+#[derive(Debug, Default)]
+pub(super) struct Passed {
+    /// So many.
+    pub(super) count: usize,
+    /// Their topics; by publisher, where each has its member.
+    topics: HashSet<TopicName, foldhash::fast::RandomState>,
+    publishers: HashSet<u64, foldhash::fast::RandomState>,
+    /// The generation of the rules that they were judged by.
+    rules: u64,
+    /// The bound was reached, and that was told.
+    stalled: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) receiver: Arc<Receiver>,
+    /// Stands for its client id.
+    pub(super) key: u64,
     pub(super) options: SubscriptionOptions,
     pub(super) ids: Option<Arc<[u32]>>,
     pub(super) online: bool,
@@ -73,6 +83,8 @@ pub(super) struct Member {
 pub(super) struct Entry {
     pub(super) seq: u64,
     pub(super) message: Arc<Message>,
+    /// Stands for its publisher's client id.
+    pub(super) publisher: u64,
     /// As published.
     pub(super) retain: bool,
     pub(super) body: u64,
@@ -92,8 +104,7 @@ impl State {
             return;
         }
         let again = entry.seq <= self.view.sent_until;
-        let (retain, body) = (entry.head.retain, entry.body.unwrap_or_default());
-        self.waiting.push_back(Entry { seq: entry.seq, message: entry.message, retain, body, again, commit: 0 });
+        self.waiting.push_back(Entry { again, ..Entry::read(entry) });
     }
 
     /// QoS 0: to the next member that is there, or to nobody.
@@ -104,7 +115,7 @@ impl State {
         turn: &mut Turn,
         later: Option<&mut HandOver>,
     ) {
-        let at = match self.choose(broker, &entry.message, |member| member.online) {
+        let at = match self.choose(broker, entry, |member| member.online) {
             Choice::Member(at) => at,
             Choice::NoRoom => return turn.counts.dropped(DropReason::NotPersistent),
             Choice::Denied => return turn.counts.dropped(DropReason::AclDenied),
@@ -119,9 +130,13 @@ impl State {
 
     /// Leases what waits to members that have room. What a commit hands over, and what came after it, waits for that.
     pub(super) fn pump(&mut self, group: &Group, broker: &Broker, turn: &mut Turn, now: Timestamp) {
+        let rules = broker.auth.generation();
+        if self.passed.rules != rules {
+            self.look_again();
+            self.passed.rules = rules;
+        }
         // Entries that only members without room may have are looked past: they must not block those for others.
-        let mut past = 0;
-        while let Some(entry) = self.waiting.get(past) {
+        while let Some(entry) = self.waiting.get(self.passed.count) {
             let outcome = broker.store.outcome(Lsn(entry.commit));
             if outcome == Outcome::Pending {
                 return;
@@ -134,44 +149,135 @@ impl State {
             };
             let chosen = match lost {
                 Some(reason) => Err(reason),
-                None => {
-                    let message = entry.message.clone();
-                    match self.choose(broker, &message, Member::has_room) {
-                        Choice::Member(at) => Ok(at),
-                        Choice::NoRoom if past < LOOK_PAST && self.members.iter().any(Member::has_room) => {
-                            past += 1;
-                            continue;
-                        }
-                        Choice::NoRoom => return,
-                        Choice::Denied => Err(DropReason::AclDenied),
-                    }
-                }
+                None => match self.choose_next(broker) {
+                    Choice::Member(at) => Ok(at),
+                    Choice::NoRoom if self.look_past(group, turn) => continue,
+                    Choice::NoRoom => return,
+                    Choice::Denied => Err(DropReason::AclDenied),
+                },
             };
-            let at = match chosen {
-                Ok(at) => at,
+            let Some(entry) = self.waiting.remove(self.passed.count) else { return };
+            match chosen {
+                Ok(at) => self.lease(at, entry, group, broker, turn),
                 Err(reason) => {
-                    let Some(entry) = self.waiting.remove(past) else { return };
                     turn.counts.dropped(reason);
                     self.settle(group, entry);
-                    continue;
                 }
-            };
-            let Some(entry) = self.waiting.remove(past) else { return };
-            let Some(member) = self.members.get_mut(at) else { return };
-            let logged = group.is_logged();
-            let source = Source::Lease { group: group.id, seq: entry.seq, again: entry.again, logged };
-            let delivery = member.delivery(&entry, source);
-            if delivery.qos == QoS::AtMostOnce {
-                let delivery = Delivery { source: Source::Direct, ..delivery };
-                put(&member.receiver, delivery, turn);
-                self.settle(group, entry);
-                continue;
             }
-            member.leases += 1;
-            let (receiver, session) = (member.receiver.clone(), member.receiver.session);
-            self.leased.insert(entry.seq, (session, entry));
-            put(&receiver, delivery, turn);
         }
+    }
+
+    /// The choice for the first entry that is not passed. One like another that was passed is not looked at: rooms only fill meanwhile, and
+    /// a publisher's message must not overtake its earlier ones.
+    fn choose_next(&mut self, broker: &Broker) -> Choice {
+        let Some(entry) = self.waiting.get(self.passed.count).cloned() else { return Choice::NoRoom };
+        let by_publisher = broker.config.shared_subscriptions.strategy == Strategy::HashPublisher;
+        let Passed { topics, publishers, .. } = &self.passed;
+        if publishers.contains(&entry.publisher) || topics.contains(&entry.message.topic) {
+            return Choice::NoRoom;
+        }
+        let choice = self.choose(broker, &entry, Member::has_room);
+        if matches!(choice, Choice::NoRoom) && by_publisher {
+            self.passed.publishers.insert(entry.publisher);
+        } else if matches!(choice, Choice::NoRoom) {
+            self.passed.topics.insert(entry.message.topic.clone());
+        }
+        choice
+    }
+
+    /// Passes an entry that nobody with room may have. `false` where there is no room, or too much was passed.
+    fn look_past(&mut self, group: &Group, turn: &mut Turn) -> bool {
+        if !self.members.iter().any(Member::has_room) {
+            // Not worth remembering: the first thing that happens is that somebody has room.
+            self.look_again();
+            return false;
+        }
+        if self.passed.count >= LOOK_PAST {
+            self.stall(group, turn);
+            return false;
+        }
+        self.passed.count += 1;
+        true
+    }
+
+    /// Somebody has room, and what there may be for it is not looked for.
+    pub(super) fn stall(&mut self, group: &Group, turn: &mut Turn) {
+        if !std::mem::replace(&mut self.passed.stalled, true) {
+            turn.counts.shared_stalls += 1;
+            tracing::warn!(
+                group = %group.filter,
+                "a shared subscription stands still: more than {LOOK_PAST} messages wait for members that are full or away"
+            );
+        }
+    }
+
+    /// What waits last is left to the log, and so is what comes now.
+    pub(super) fn fall_behind(&mut self) {
+        self.behind = true;
+        if let Some(last) = self.waiting.pop_back() {
+            self.read_to = last.seq - 1;
+        }
+        self.passed.count = self.passed.count.min(self.waiting.len());
+    }
+
+    /// A member gained something, or what waits changed its places: all of it is looked at anew.
+    pub(super) fn look_again(&mut self) {
+        self.passed.count = 0;
+        self.passed.topics.clear();
+        self.passed.publishers.clear();
+    }
+
+    fn lease(&mut self, at: usize, entry: Entry, group: &Group, broker: &Broker, turn: &mut Turn) {
+        let Some(member) = self.members.get(at) else { return };
+        let kept = member.receiver.logged && broker.config.shared_subscriptions.redeliver == Redeliver::OnSessionEnd;
+        let logged = group.is_logged();
+        let source = Source::Lease { group: group.id, seq: entry.seq, again: entry.again, logged, kept };
+        let delivery = member.delivery(&entry, source);
+        let receiver = member.receiver.clone();
+        if delivery.qos == QoS::AtMostOnce {
+            put(&receiver, Delivery { source: Source::Direct, ..delivery }, turn);
+            self.settle(group, entry);
+            return;
+        }
+        self.leased_to(receiver.session, entry);
+        put(&receiver, delivery, turn);
+    }
+
+    /// `session` holds `entry` from now on.
+    pub(super) fn leased_to(&mut self, session: u64, entry: Entry) {
+        if let Some(member) = self.member(session) {
+            member.leases += 1;
+        }
+        match self.pinned.entry(entry.publisher).or_insert((session, 0)) {
+            (holder, count) if *holder == session => *count += 1,
+            pinned => *pinned = (session, 1),
+        }
+        self.leased.insert(entry.seq, (session, entry));
+    }
+
+    /// Nobody holds entry `seq` any more.
+    pub(super) fn unleased(&mut self, seq: u64) -> Option<Entry> {
+        let (session, entry) = self.leased.remove(&seq)?;
+        let mut was_full = false;
+        if let Some(member) = self.member(session) {
+            was_full = !member.has_room();
+            member.leases = member.leases.saturating_sub(1);
+        }
+        let mut moves = false;
+        if let Some((holder, count)) = self.pinned.get_mut(&entry.publisher)
+            && *holder == session
+        {
+            *count -= 1;
+            moves = *count == 0;
+        }
+        if moves {
+            self.pinned.remove(&entry.publisher);
+        }
+        // Else what was passed still waits for others.
+        if was_full || moves && self.passed.publishers.contains(&entry.publisher) {
+            self.look_again();
+        }
+        Some(entry)
     }
 
     pub(super) fn settle(&mut self, group: &Group, entry: Entry) {
@@ -190,44 +296,56 @@ impl State {
         self.waiting.len() as u64 + if self.behind { self.tail.saturating_sub(self.read_to) } else { 0 }
     }
 
-    /// The next member in turn that `may` take a message and has the right to.
-    pub(super) fn choose(&mut self, broker: &Broker, message: &Message, may: impl Fn(&Member) -> bool) -> Choice {
-        let count = self.members.len();
-        let rules = broker.auth.rules();
-        let has_right = |member: &Member| {
-            let who = member.receiver.identity.who(&member.receiver.client_id);
-            rules.verdict(who, Access::Receive, &message.topic).allowed
+    /// Takes the leases of `session` back, but for those in flight that it keeps: for ever, or until it is `leaving`. What is not in flight
+    /// was never sent.
+    pub(super) fn take_back(&mut self, session: u64, in_flight: &BTreeMap<u64, Hold>, leaving: bool, logged: bool) {
+        let returns = |seq: &u64| match in_flight.get(seq) {
+            Some(Hold::Client) => false,
+            Some(Hold::Session) => leaving,
+            Some(Hold::Connection) | None => true,
         };
-        for step in 0..count {
-            let at = (self.next + step) % count;
-            if self.members.get(at).is_some_and(|member| may(member) && has_right(member)) {
-                self.next = (at + 1) % count;
-                return Choice::Member(at);
-            }
+        let held = self.leased.iter().filter(|(_, (holder, _))| *holder == session);
+        let returned: Vec<u64> = held.map(|(seq, _)| *seq).filter(returns).collect();
+        for seq in returned {
+            self.give_back(seq, in_flight.contains_key(&seq), logged);
         }
-        // Members of a group that the store remembers may still be to come.
-        let waits = self.members.is_empty() || self.members.iter().any(|member| !may(member) && has_right(member));
-        if waits { Choice::NoRoom } else { Choice::Denied }
     }
 
-    /// Takes the leases of `session` back, but for QoS 2 that is `in_flight`. What is not in flight was never sent.
-    pub(super) fn take_back(&mut self, session: u64, in_flight: &BTreeMap<u64, bool>, logged: bool) {
-        let returned: Vec<u64> = self
-            .leased
-            .iter()
-            .filter(|(seq, (holder, _))| *holder == session && in_flight.get(seq) != Some(&true))
-            .map(|(seq, _)| *seq)
-            .collect();
-        for seq in returned.iter().rev() {
-            if let Some((_, entry)) = self.leased.remove(seq) {
-                if entry.message.qos == QoS::ExactlyOnce && logged {
-                    self.unleased.push(*seq);
-                }
-                let again = entry.again || in_flight.contains_key(seq);
-                self.waiting.push_front(Entry { again, ..entry });
-            }
+    /// Entry `seq` waits again, in its place; `sent`: it may have been sent.
+    pub(super) fn give_back(&mut self, seq: u64, sent: bool, logged: bool) {
+        let Some(mut entry) = self.unleased(seq) else { return };
+        if entry.message.qos == QoS::ExactlyOnce && logged {
+            self.unleased.push(seq);
         }
-        self.waiting.make_contiguous().sort_by_key(|entry| entry.seq);
+        entry.again |= sent;
+        let at = self.waiting.partition_point(|one| one.seq < seq);
+        self.waiting.insert(at, entry);
+        self.look_again();
+    }
+
+    /// A member that leaves takes its turn with it.
+    pub(super) fn remove_member(&mut self, session: u64) {
+        let Some(at) = self.members.iter().position(|member| member.receiver.session == session) else { return };
+        self.members.remove(at);
+        if at < self.next {
+            self.next -= 1;
+        }
+        self.look_again();
+    }
+}
+
+impl Entry {
+    /// One that was read from the log.
+    pub(super) fn read(entry: LogEntry) -> Self {
+        Self {
+            seq: entry.seq,
+            message: entry.message,
+            publisher: entry.head.publisher,
+            retain: entry.head.retain,
+            body: entry.body.unwrap_or_default(),
+            again: true,
+            commit: 0,
+        }
     }
 }
 
@@ -262,4 +380,4 @@ fn put(receiver: &Receiver, delivery: Delivery, turn: &mut Turn) {
 }
 
 /// How many entries that nobody with room may have are looked past.
-pub(super) const LOOK_PAST: usize = 64;
+pub(super) const LOOK_PAST: usize = 1024;

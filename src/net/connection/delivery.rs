@@ -224,7 +224,7 @@ fn keep_if_allowed(
     if released || broker.may_receive(client, &delivery.message.topic) {
         mail.push(delivery);
     } else {
-        broker.give_up(client, turn, delivery.source, DropReason::AclDenied, clock::now());
+        broker.withdraw(client, turn, delivery.source, clock::now());
     }
 }
 

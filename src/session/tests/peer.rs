@@ -126,7 +126,7 @@ impl Peer {
             topic: if topic == "-" { "" } else { topic },
             packet_id: words.get(1).and_then(|word| PacketId::new(word.parse().ok()?)),
             topic_alias: value("alias").and_then(|word| NonZeroU16::new(word.parse().ok()?)),
-            expiry_secs: None,
+            expiry_secs: value("expiry").and_then(|word| word.parse().ok()),
             payload_is_utf8: false,
             properties: Cow::Borrowed(&[]),
             subscription_ids: Vec::new(),
@@ -208,7 +208,7 @@ fn qos(word: &str) -> QoS {
     }
 }
 
-/// `direct q1`, `log 5 q2`, `lease 9 5 q2 again`; with `large` or `expired` where it is.
+/// `direct q1`, `log 5 q2`, `lease 9 5 q2 again kept`; with `large` or `expired` where it is.
 pub(super) fn delivery(words: &[&str]) -> Delivery {
     let number = |at: usize| words.get(at).and_then(|word| word.parse().ok()).unwrap_or(0);
     let (source, name) = match words[0] {
@@ -219,6 +219,7 @@ pub(super) fn delivery(words: &[&str]) -> Delivery {
                 seq: number(2),
                 again: words.contains(&"again"),
                 logged: !words.contains(&"memory"),
+                kept: words.contains(&"kept"),
             },
             number(2),
         ),
