@@ -401,10 +401,14 @@ impl Broker {
         json
     }
 
-    /// A number anywhere in the status, found by its key.
+    /// A number of the status, found by its key: a metric of that name, else one anywhere.
     pub fn status_number(&self, key: &str) -> u64 {
         let status = self.status();
-        find(&status, key).and_then(Json::as_u64).unwrap_or_else(|| panic!("no number {key:?} in {status}"))
+        status["metrics"]
+            .get(key)
+            .or_else(|| find(&status, key))
+            .and_then(Json::as_u64)
+            .unwrap_or_else(|| panic!("no number {key:?} in {status}"))
     }
 
     /// Waits until a number of the status is as wanted.
