@@ -240,6 +240,8 @@ metrics! {
         StorageFailed => dropped_storage_failed,
         /// Messages refused, or not retained, since as much as is allowed is retained.
         RetainedFull => dropped_retained_full,
+        /// Messages not accepted since their payload is not the UTF-8 that it claims to be.
+        PayloadFormat => dropped_payload_format,
         /// Messages that their receiver refused, by a PUBACK or PUBREC with a failure.
         Refused => dropped_refused,
     }

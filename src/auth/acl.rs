@@ -134,6 +134,20 @@ impl Acl {
         Verdict { allowed: false, line: in_the_way }
     }
 
+    /// Whether `who` may receive all topics that `filter` matches: a single rule grants them, and no `deny` that comes before it concerns any.
+    #[must_use]
+    pub fn may_receive_all(&self, who: Who<'_>, filter: &TopicFilter) -> bool {
+        for rule in self.in_order(who).filter(|rule| rule.permission.concerns(Access::Receive)) {
+            match rule.permission {
+                Permission::Deny if rule.what.intersects(filter) => return false,
+                Permission::Deny => {}
+                _ if rule.what.covers(filter) => return true,
+                _ => {}
+            }
+        }
+        false
+    }
+
     /// All rules that hold for `who`, in the order in which they decide.
     fn in_order<'a>(&'a self, who: Who<'a>) -> impl Iterator<Item = Rule<Cow<'a, TopicFilter>>> {
         let own = match who.username {
@@ -573,6 +587,28 @@ mod tests {
                 ("e", "c", 's', "$SYS/#", 0),
             ],
         );
+    }
+
+    #[test]
+    fn all_of_a_subtree_may_be_received_where_nothing_of_it_is_denied() {
+        let acl = acl(
+            "user u\ntopic read a/#\ntopic write b/#\ntopic deny a/x/secret\ntopic read c/+/d\npattern readwrite r/%c/#\npattern deny a/y/#",
+        );
+        for (filter, allowed) in [
+            ("a/z/#", true),
+            ("a/x/#", false),
+            ("a/#", false),
+            ("b/z/#", false),
+            ("c/z/#", false),
+            ("c/z/d", true),
+            ("r/me/#", true),
+            ("r/other/#", false),
+            // A user's own rules come first.
+            ("a/y/#", true),
+        ] {
+            let filter = TopicFilter::parse(filter).unwrap();
+            assert_eq!(acl.may_receive_all(who("u", "me"), &filter), allowed, "{filter}");
+        }
     }
 
     #[test]

@@ -135,6 +135,12 @@ impl Rules {
         }
     }
 
+    /// Whether `who` may receive all that `filter` matches; see [`Acl::may_receive_all`]. Without an ACL file it may.
+    #[must_use]
+    pub fn may_receive_all(&self, who: Who<'_>, filter: &TopicFilter) -> bool {
+        self.acl.as_ref().is_none_or(|acl| acl.may_receive_all(who, filter))
+    }
+
     /// Reads all files, so that each one's fault is told.
     fn load(config: &Config) -> Result<Self, (FileError, Vec<FileError>)> {
         let options = acl::Options { client_id_with_slash_fills_pattern: config.client_id_with_slash_fills_pattern };

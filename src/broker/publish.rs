@@ -17,7 +17,7 @@ use crate::{
     metrics::{Counts, DropReason},
     mqtt::{Message, PacketId, QoS, ReasonCode, Shown, Timestamp, TopicName, packet::AckKind, packet::Publish},
     router::{Match, Target},
-    session::{Delivery, Reply, Source},
+    session::{Delivery, Reply, Source, Violation},
     storage::{Batch, Body, OpenEntry, Outcome},
 };
 
@@ -253,6 +253,9 @@ impl Routes {
 
 impl Broker {
     /// A PUBLISH of `client`. The message leaves with [`Broker::dispatch`]; the reply is queued.
+    ///
+    /// # Errors
+    /// What no reply can tell the client of; the connection must end.
     pub fn publish(
         &self,
         client: &mut Client,
@@ -260,14 +263,18 @@ impl Broker {
         publish: &Publish<'_>,
         alias: Option<TopicName>,
         now: Timestamp,
-    ) {
+    ) -> Result<(), Violation> {
         turn.counts.messages_received += 1;
         turn.counts.payload_bytes_received += publish.payload.len() as u64;
         // The codec has checked the name: only an empty one would give no route, and that is a violation already.
-        let Some(route) = self.route(&mut turn.routes, &client.receiver, publish.topic, alias) else { return };
+        let Some(route) = self.route(&mut turn.routes, &client.receiver, publish.topic, alias) else { return Ok(()) };
         if let Some(line) = route.denied {
             self.deny(client, turn, publish, &route.topic, NonZeroU32::new(line));
-            return;
+            return Ok(());
+        }
+        if publish.payload_is_utf8 && self.limits.check_payload_format && std::str::from_utf8(publish.payload).is_err()
+        {
+            return self.refuse_payload(client, turn, publish, &route.topic);
         }
         let message = Arc::new(Message {
             topic: route.topic.clone(),
@@ -286,7 +293,7 @@ impl Broker {
                 && let Some(packet_id) = publish.packet_id
             {
                 client.session.acknowledge(answer(publish.qos, packet_id, ReasonCode::QuotaExceeded), false);
-                return;
+                return Ok(());
             }
         }
         turn.counts.dropped_acl_denied += route.withheld;
@@ -301,6 +308,28 @@ impl Broker {
             turn.awaited |= durable;
         }
         turn.ops.push(Op::Publish { message, route, record, retain });
+        Ok(())
+    }
+
+    /// The payload is not the UTF-8 that it claims to be (3.3.2.3.2).
+    fn refuse_payload(
+        &self,
+        client: &mut Client,
+        turn: &mut Turn,
+        publish: &Publish<'_>,
+        topic: &TopicName,
+    ) -> Result<(), Violation> {
+        turn.counts.dropped(DropReason::PayloadFormat);
+        let who = &client.receiver;
+        tracing::info!(
+            client = %Shown(&who.client_id),
+            identity = %who.identity,
+            topic = %Shown(topic.as_str()),
+            "publish refused: the payload is not the UTF-8 that it claims to be"
+        );
+        let Some(packet_id) = publish.packet_id else { return Err(Violation::PayloadFormatInvalid) };
+        client.session.acknowledge(answer(publish.qos, packet_id, ReasonCode::PayloadFormatInvalid), false);
+        Ok(())
     }
 
     fn log_retained_full(&self, publisher: &Receiver, now: Timestamp) {

@@ -5,14 +5,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    auth::Access,
+    auth::{Access, Identity},
     metrics::{DropReason, Limit},
     mqtt::{
-        Filter, QoS, ReasonCode, Shown, Timestamp,
-        packet::{RetainHandling, SubAck, Subscribe, SubscriptionOptions, Unsubscribe},
+        Filter, QoS, ReasonCode, Shown, Timestamp, TopicFilter,
+        packet::{Connect, RetainHandling, SubAck, Subscribe, SubscriptionOptions, Unsubscribe},
     },
     router::{Subscription, Target},
-    session::{Delivery, Reply},
+    session::{Delivery, Reply, response},
     storage::{Batch, StoredSubscription},
 };
 
@@ -223,6 +223,19 @@ impl Broker {
         };
         // Never for a Shared Subscription (4.8.2).
         Ok(send && filter.share.is_none() && self.limits.retain_available)
+    }
+
+    /// The Response Information for a client that asks for it: a topic under which the ACL lets it receive everything. None for a client
+    /// that does not ask [MQTT-3.1.2-28].
+    #[must_use]
+    pub fn response_information(&self, connect: &Connect, client_id: &str, identity: &Identity) -> Option<String> {
+        if !connect.request_response_information {
+            return None;
+        }
+        let topic = response::topic(&self.limits.response_topic_prefix, client_id, identity.username())?;
+        let below = TopicFilter::parse(&format!("{topic}/#")).ok()?;
+        let permitted = self.auth.rules().may_receive_all(identity.who(client_id), &below);
+        permitted.then(|| topic.as_str().to_owned())
     }
 
     /// Whether CONNACK offers what a subscription needs (3.2.2.3.11 to 3.2.2.3.13).

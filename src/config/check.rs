@@ -9,6 +9,7 @@ use tracing_subscriber::EnvFilter;
 use super::Config;
 use super::fault::{Fault, Origins};
 use crate::net::config::{ListenerConfig, TlsConfig};
+use crate::session::response;
 use crate::storage::Durability;
 
 /// Every combination in `config` that cannot be served.
@@ -46,6 +47,9 @@ pub(super) fn faults(config: &Config, origins: &Origins) -> Vec<Fault> {
     if config.session.max_packet_size_bytes.get() < PACKET_MIN_BYTES {
         let problem = format!("no CONNECT would be small enough: at least {PACKET_MIN_BYTES}");
         fault("session.max_packet_size_bytes".into(), problem);
+    }
+    if let Some(problem) = response::fault(&config.session.response_topic_prefix) {
+        fault("session.response_topic_prefix".into(), problem.into());
     }
     if let Some(problem) = level(&config.log.level) {
         fault("log.level".into(), problem);

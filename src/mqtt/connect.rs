@@ -159,6 +159,14 @@ fn read_will(reader: &mut Reader<'_>, version: Version, qos: QoS, retain: bool) 
     Ok(Will { topic, payload, qos, retain, delay_secs, expiry_secs, properties: encoded })
 }
 
+impl Will {
+    /// Payload Format Indicator 1: the payload claims to be UTF-8 (3.1.3.2.3).
+    #[must_use]
+    pub fn payload_is_utf8(&self) -> bool {
+        Properties::kept(&self.properties).any(|property| property == Ok(Property::PayloadFormatIndicator(true)))
+    }
+}
+
 /// Appends a CONNECT of its own version, without the fixed header.
 pub(super) fn encode_connect(connect: &Connect, out: &mut Vec<u8>) -> Result<(), TooLong> {
     let (name, level): (&[u8], _) = match connect.version {

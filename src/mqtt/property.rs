@@ -124,6 +124,11 @@ impl<'a> Properties<'a> {
         Ok(Self { reader: Reader::new(reader.take(len as usize)?), place, seen: 0 })
     }
 
+    /// Those of a message, as they were kept when it was decoded.
+    pub(super) fn kept(encoded: &'a [u8]) -> Self {
+        Self { reader: Reader::new(encoded), place: Place::Will, seen: 0 }
+    }
+
     /// Reads all, for a packet that keeps none.
     pub(super) fn check(reader: &mut Reader<'a>, place: Place) -> Result<(), Malformed> {
         Self::read(reader, place)?.try_for_each(|property| property.map(drop))

@@ -344,7 +344,7 @@ impl Connection {
         let turn = &mut self.turn;
         match client.session.receive(packet, now, &mut self.outbox)? {
             Request::Nothing => {}
-            Request::Publish { publish, alias } => broker.publish(client, turn, &publish, alias, now),
+            Request::Publish { publish, alias } => broker.publish(client, turn, &publish, alias, now)?,
             Request::Duplicate(packet_id) => broker.duplicate(client, turn, packet_id),
             Request::Release(packet_id) => broker.release(client, turn, packet_id),
             Request::Settled(settled) => broker.settle(client, turn, settled, now),

@@ -161,7 +161,7 @@ async fn connect(
         return Err(refused(ReasonCode::ServerShuttingDown, "the broker is shutting down"));
     }
     let terms = Terms::negotiate(&connect, &broker.limits);
-    if let Some((reason, why)) = connect.will.as_ref().and_then(|will| refuse_will(will, &terms)) {
+    if let Some((reason, why)) = connect.will.as_ref().and_then(|will| refuse_will(will, &terms, &broker.limits)) {
         return Err(refused(reason, why));
     }
     if let Some(exceeded) = connect.will.as_ref().and_then(|will| broker.limits.check_will(will).err()) {
@@ -195,14 +195,24 @@ async fn connect(
     let mut outbox = Outbox::new(version);
     outbox.set_maximum_packet_size(terms.maximum_packet_size);
     outbox.request_problem_information(terms.problem_information);
-    let properties = terms.connack(&connect, &broker.limits, assigned);
-    let connack = ConnAck { session_present: connected.session_present, reason: ReasonCode::Success, properties };
-    outbox.packet(&Packet::ConnAck(Box::new(connack))).map_err(|_| Failed::TooSmall)?;
+    let mut properties = terms.connack(&connect, &broker.limits, assigned);
+    properties.response_information = broker.response_information(&connect, &client_id, &identity);
+    answer(&mut outbox, connected.session_present, properties)?;
     owner.ended = Ended::Abnormally;
     if let Some(client) = &mut owner.client {
         broker.resume(client, terms, &mut outbox, clock::now());
     }
     Ok((owner, signal, outbox, rest, identity))
+}
+
+/// CONNACK with Success. What the client can do without is left out where it is too large for it.
+fn answer(outbox: &mut Outbox, session_present: bool, properties: ConnAckProperties) -> Result<(), Failed> {
+    let mut connack = Box::new(ConnAck { session_present, reason: ReasonCode::Success, properties });
+    if outbox.packet(&Packet::ConnAck(connack.clone())).is_ok() {
+        return Ok(());
+    }
+    connack.properties.response_information = None;
+    outbox.packet(&Packet::ConnAck(connack)).map_err(|_| Failed::TooSmall)
 }
 
 fn refusal(connect: &Connect, reason: ReasonCode, why: &str) -> Failed {

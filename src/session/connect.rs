@@ -127,7 +127,7 @@ fn unavailable(available: bool) -> Option<bool> {
 
 /// Why a Will cannot be accepted: it asks for more than the broker offers.
 #[must_use]
-pub fn refuse_will(will: &Will, terms: &Terms) -> Option<(ReasonCode, &'static str)> {
+pub fn refuse_will(will: &Will, terms: &Terms, limits: &Limits) -> Option<(ReasonCode, &'static str)> {
     // [MQTT-3.2.2-12]
     if will.qos as u8 > terms.maximum_qos as u8 {
         return Some((ReasonCode::QoSNotSupported, "the will's QoS is above the Maximum QoS"));
@@ -138,6 +138,9 @@ pub fn refuse_will(will: &Will, terms: &Terms) -> Option<(ReasonCode, &'static s
             ReasonCode::RetainNotSupported,
             "the will is to be retained, and retained messages are not available",
         ));
+    }
+    if limits.check_payload_format && will.payload_is_utf8() && std::str::from_utf8(&will.payload).is_err() {
+        return Some((ReasonCode::PayloadFormatInvalid, "the will's payload is not the UTF-8 that it claims to be"));
     }
     None
 }

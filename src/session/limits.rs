@@ -23,6 +23,11 @@ pub struct Limits {
     pub subscription_identifiers_available: bool,
     /// Whether a client may join a Shared Subscription (3.2.2.3.13).
     pub shared_subscriptions_available: bool,
+    /// Whether a payload that claims to be UTF-8 (Payload Format Indicator 1) is looked at, and refused where it is not (3.3.2.3.2).
+    pub check_payload_format: bool,
+    /// The topic under which a client that asks for Response Information may be answered (3.1.2.11.6), with `%c` for its Client
+    /// Identifier and `%u` for its user name; empty: none is told.
+    pub response_topic_prefix: String,
     /// The largest packet accepted from a client, its fixed header included, in bytes (Maximum Packet Size [MQTT-3.2.2-15]).
     pub max_packet_size_bytes: NonZeroU32,
     /// The most QoS 1 and QoS 2 publications of one client that the broker processes at once (Receive Maximum).
@@ -72,6 +77,8 @@ impl Default for Limits {
             wildcard_subscriptions_available: true,
             subscription_identifiers_available: true,
             shared_subscriptions_available: true,
+            check_payload_format: false,
+            response_topic_prefix: "response/%c".into(),
             max_packet_size_bytes: nonzero_u32(2 * 1024 * 1024),
             receive_maximum: nonzero_u16(1024),
             max_inflight_messages: nonzero_u16(1024),

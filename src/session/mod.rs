@@ -11,6 +11,7 @@ mod log;
 mod outbound;
 mod packet_limits;
 pub mod rate;
+pub mod response;
 #[cfg(test)]
 mod tests;
 mod violation;

@@ -54,6 +54,9 @@ pub enum Violation {
     /// A Will that is too large.
     #[error("a will of more than {0} bytes (session.max_will_bytes)")]
     WillTooLarge(u32),
+    /// A PUBLISH of QoS 0 whose payload is not what its Payload Format Indicator says (3.3.2.3.2).
+    #[error("a PUBLISH whose payload is not the UTF-8 that it claims to be (session.check_payload_format)")]
+    PayloadFormatInvalid,
     /// A retained message whose Topic Name has too many levels.
     #[error("a retained message whose topic has more than {0} levels (session.max_topic_levels)")]
     TooManyLevels(u16),
@@ -85,6 +88,7 @@ impl Violation {
             | Self::TooManyUserProperties(_)
             | Self::UserPropertiesTooLarge(_)
             | Self::WillTooLarge(_) => ReasonCode::QuotaExceeded,
+            Self::PayloadFormatInvalid => ReasonCode::PayloadFormatInvalid,
             Self::KeepAliveTimeout => ReasonCode::KeepAliveTimeout,
             Self::NotDurable => ReasonCode::ImplementationSpecificError,
         }
