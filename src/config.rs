@@ -98,13 +98,26 @@ pub struct ServerConfig {
     pub data_dir: Option<PathBuf>,
     /// Threads that serve connections; 0: one per core.
     pub worker_threads: usize,
-    /// How long a clean shutdown may take, in seconds.
+    /// How long a stop waits until what is in flight is acknowledged, in seconds.
+    pub drain_secs: u32,
+    /// How long connections may take to close after that, in seconds.
     pub shutdown_grace_secs: u32,
+    /// Where clients of a broker that stops are to go (Server Reference, MQTT 5.0, 4.11).
+    pub server_reference: Option<String>,
+    /// Whether they are to go there from now on, not only for a while.
+    pub server_moved: bool,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { data_dir: None, worker_threads: 0, shutdown_grace_secs: 5 }
+        Self {
+            data_dir: None,
+            worker_threads: 0,
+            drain_secs: 5,
+            shutdown_grace_secs: 5,
+            server_reference: None,
+            server_moved: false,
+        }
     }
 }
 

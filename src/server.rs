@@ -24,7 +24,7 @@ use tokio::{
 
 use crate::{
     auth::{Auth, FileError},
-    broker::{Broker, RecoveryError, Signal},
+    broker::{Broker, Farewell, RecoveryError, Signal},
     clock,
     config::{Config, Loaded},
     control::{Control, Socket},
@@ -141,17 +141,26 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "ready");
     signals.serve(&stop, reload).await;
-    stop_in_order(&broker, tasks, &config).await;
+    stop_in_order(&broker, tasks, &config, &mut signals).await;
     broker.store.close()?;
     tracing::info!("stopped");
     Ok(())
 }
 
-/// Stops accepting, tells the clients, waits until their sessions are parked.
-async fn stop_in_order(broker: &Arc<Broker>, mut tasks: tokio::task::JoinSet<()>, config: &Config) {
+/// Completes what is in flight, stops accepting, tells the clients, waits until their sessions are parked.
+async fn stop_in_order(
+    broker: &Arc<Broker>,
+    mut tasks: tokio::task::JoinSet<()>,
+    config: &Config,
+    signals: &mut Signals,
+) {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     tracing::info!("stopping");
-    broker.stop();
+    broker.stop(Farewell::new(config.server.server_reference.clone(), config.server.server_moved));
+    tokio::select! {
+        () = drain(broker, Duration::from_secs(u64::from(config.server.drain_secs))) => {}
+        () = signals.stop() => tracing::warn!("told again to stop: what is in flight is not waited for"),
+    }
     tasks.abort_all();
     while tasks.join_next().await.is_some() {}
     let grace = Duration::from_secs(u64::from(config.server.shutdown_grace_secs));
@@ -164,6 +173,20 @@ async fn stop_in_order(broker: &Arc<Broker>, mut tasks: tokio::task::JoinSet<()>
     if tokio::time::timeout(grace, gone).await.is_err() {
         let left = broker.metrics.connections_open.get();
         tracing::warn!(connections = left, "the time to shut down is over; the rest is closed without a word");
+    }
+}
+
+/// Until no client is left, or `time` is over. New ones are let in as far as to hear that they must go elsewhere.
+async fn drain(broker: &Broker, time: Duration) {
+    let drained = async {
+        while broker.metrics.clients_connected.get() > 0 {
+            broker.registry.raise_all(Signal::DRAIN);
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    if tokio::time::timeout(time, drained).await.is_err() {
+        let left = broker.metrics.clients_connected.get();
+        tracing::warn!(clients = left, "the time to drain is over: what is in flight is not waited for any longer");
     }
 }
 
@@ -181,6 +204,14 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
         })
+    }
+
+    /// Until one of those that stop the broker.
+    async fn stop(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
     }
 
     /// Until it is time to stop.

@@ -34,12 +34,14 @@ impl Signal {
     pub const MAIL: u32 = 1;
     /// Another connection claims the session.
     pub const TAKEN_OVER: u32 = 2;
-    /// The broker is stopping.
+    /// The broker is stopping: nothing more is to be done.
     pub const SHUTDOWN: u32 = 4;
     /// The store failed: what is in memory of this session may be ahead of it.
     pub const STORE_FAILED: u32 = 8;
     /// The rules of authorization changed.
     pub const RULES: u32 = 16;
+    /// The broker is stopping: what is in flight is to be completed, and nothing new begun.
+    pub const DRAIN: u32 = 32;
 
     /// Says `what`, and wakes the connection unless it has been told already.
     pub fn raise(&self, what: u32) {

@@ -3,6 +3,7 @@
 //! Knows no socket: a connection is an owner of a session and a signal that wakes it.
 
 pub mod config;
+mod farewell;
 mod group;
 mod mailbox;
 mod publish;
@@ -20,8 +21,8 @@ mod will;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, OnceLock, Weak,
+        atomic::{AtomicU64, Ordering},
     },
     task::Waker,
 };
@@ -32,6 +33,7 @@ use parking_lot::RwLock;
 /// Why the log of a session cannot be read.
 pub use crate::storage::Error as LogError;
 pub use config::Config;
+pub use farewell::Farewell;
 pub use group::Group;
 pub use mailbox::{Receiver, Signal};
 pub use publish::{Route, Turn};
@@ -83,7 +85,8 @@ pub struct Broker {
     next_unstored_id: AtomicU64,
     /// Whether everything is being read from the store anew: nobody is let in meanwhile.
     rebuilding: RwLock<bool>,
-    stopping: AtomicBool,
+    /// Set once the broker stops.
+    farewell: OnceLock<Farewell>,
 }
 
 /// A session with what the broker keeps of it.
@@ -131,7 +134,7 @@ impl Broker {
             sys: Sys::default(),
             next_unstored_id: AtomicU64::new(UNSTORED),
             rebuilding: RwLock::new(false),
-            stopping: AtomicBool::new(false),
+            farewell: OnceLock::new(),
             config,
         })
     }
@@ -491,17 +494,6 @@ impl Broker {
             self.finish(&mut turn);
             from = seq.saturating_add(1);
         }
-    }
-
-    /// No further client is let in.
-    pub fn stop(&self) {
-        self.stopping.store(true, Ordering::Release);
-    }
-
-    /// Whether the broker is stopping.
-    #[must_use]
-    pub fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
     }
 
     /// Whether a session that the store keeps is connected.

@@ -51,6 +51,13 @@ pub(super) fn faults(config: &Config, origins: &Origins) -> Vec<Fault> {
     if let Some(problem) = response::fault(&config.session.response_topic_prefix) {
         fault("session.response_topic_prefix".into(), problem.into());
     }
+    let server = &config.server;
+    if server.server_reference.as_ref().is_some_and(|text| text.trim().is_empty() || text.contains('\0')) {
+        fault("server.server_reference".into(), "names no server: write host or host:port".into());
+    }
+    if server.server_moved && server.server_reference.is_none() {
+        fault("server.server_moved".into(), "says not where to: set server.server_reference too".into());
+    }
     if let Some(problem) = level(&config.log.level) {
         fault("log.level".into(), problem);
     }

@@ -61,6 +61,8 @@ pub(super) struct Connection {
     /// The Keep Alive has run out; one more look at the stream is due.
     overdue: bool,
     paused: bool,
+    /// The broker stops: what is in flight is completed, and nothing new begun.
+    draining: bool,
     flushing: bool,
     too_fast_said: Timestamp,
 }
@@ -99,6 +101,7 @@ impl Connection {
             deadline: None,
             overdue: false,
             paused: false,
+            draining: false,
             flushing: false,
             too_fast_said: Timestamp::default(),
         })
@@ -140,7 +143,7 @@ impl Connection {
         match ended {
             // An answer that could not be given ended it: those behind it must not overtake it.
             Ended::Violated(Violation::NotDurable | Violation::AnswerTooLarge) => return,
-            Ended::Disconnected(_) | Ended::Malformed(_) | Ended::Violated(_) => {}
+            Ended::Disconnected(_) | Ended::Malformed(_) | Ended::Violated(_) | Ended::ShuttingDown => {}
             _ => return,
         }
         let broker = self.broker.clone();
@@ -178,9 +181,15 @@ impl Connection {
         if let Some(reason) = ended.reason()
             && client.session.version().is_v5()
         {
-            let mut disconnect = Disconnect::new(reason);
+            let mut disconnect = match (ended, self.broker.farewell()) {
+                (Ended::ShuttingDown, Some(farewell)) => farewell.disconnect(),
+                _ => Disconnect::new(reason),
+            };
             disconnect.reason_string = Some(ended.to_string());
-            let _ = self.outbox.packet(&Packet::Disconnect(disconnect));
+            if self.outbox.packet(&Packet::Disconnect(disconnect.clone())).is_err() {
+                disconnect.server_reference = None;
+                let _ = self.outbox.packet(&Packet::Disconnect(disconnect));
+            }
         }
     }
 
@@ -241,12 +250,26 @@ impl Connection {
         if raised & Signal::SHUTDOWN != 0 {
             return Err(Ended::ShuttingDown);
         }
+        self.draining |= raised & Signal::DRAIN != 0;
+        // Before anything more is read: a client that publishes without a pause is at rest for a moment only.
+        if self.draining && self.is_at_rest(now)? {
+            return Err(Ended::ShuttingDown);
+        }
         let read = self.read(cx, now)?;
         let before = self.outbox.len();
-        self.deliver(cx, now)?;
+        if !self.draining {
+            self.deliver(cx, now)?;
+        }
         self.check_deadline(cx, now)?;
         let progress = matches!(read, Progress::Some) || self.outbox.len() != before;
         Ok(if progress { Progress::Some } else { Progress::None })
+    }
+
+    fn is_at_rest(&mut self, now: Timestamp) -> Result<bool, Ended> {
+        let Some(client) = &mut self.owner.client else { return Ok(true) };
+        let broker = &self.broker;
+        client.session.release(|lsn| broker.commit(lsn), now, &mut self.outbox)?;
+        Ok(client.session.is_at_rest())
     }
 
     fn is_logged(&self) -> bool {
@@ -389,6 +412,9 @@ impl Connection {
             return true;
         }
         if client.session.waiting() >= REPLIES_MAX || self.outbox.len() >= OUTBOX_CONTROL_MAX + self.largest_sent() {
+            return true;
+        }
+        if self.draining && client.session.waiting() > 0 {
             return true;
         }
         !self.broker.has_room(cx.waker())

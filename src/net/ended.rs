@@ -87,3 +87,57 @@ pub(super) fn limit_of(violation: &Violation) -> Option<Limit> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mqtt::{
+        Packet, Version,
+        codec::{self, Sender},
+        frame::{self, Cut},
+        packet::Disconnect,
+    };
+
+    /// [MQTT-3.14.2-1]: each DISCONNECT has a Reason Code that the specification lists for a server.
+    #[test]
+    fn each_reason_is_one_of_disconnect() {
+        use Violation as V;
+        let violations = [
+            V::SecondConnect,
+            V::ServerPacket,
+            V::AuthWithoutMethod,
+            V::ExpiryRaisedFromZero,
+            V::ReceiveMaximumExceeded(1),
+            V::TopicAliasInvalid(1),
+            V::TopicAliasUnknown(1),
+            V::AnswerTooLarge,
+            V::QoSNotSupported(1),
+            V::RetainNotSupported,
+            V::PayloadFormatInvalid,
+            V::TooManyLevels(1),
+            V::TopicTooLong(1),
+            V::TooManyFilters(1),
+            V::TooManyUserProperties(1),
+            V::UserPropertiesTooLarge(1),
+            V::KeepAliveTimeout,
+            V::NotDurable,
+        ];
+        let malformed = [Malformed::Short, Malformed::PacketTooLarge, Malformed::NoTopic, Malformed::TopicAliasZero];
+        let ended = violations.into_iter().map(Ended::Violated).chain(malformed.into_iter().map(Ended::Malformed));
+        let ended = ended.chain([
+            Ended::TakenOver,
+            Ended::ShuttingDown,
+            Ended::StoreFailed,
+            Ended::LogUnreadable(String::new()),
+        ]);
+        let farewells = [(None, false), (Some("a".to_owned()), false), (Some("a".to_owned()), true)];
+        let farewells = farewells.map(|(reference, moved)| broker::Farewell::new(reference, moved).disconnect());
+        let disconnects = ended.filter_map(|ended| ended.reason()).map(Disconnect::new).chain(farewells);
+        for disconnect in disconnects {
+            let mut bytes = Vec::new();
+            codec::encode(&Packet::Disconnect(disconnect.clone()), Version::V5, &mut bytes).unwrap();
+            let Ok(Cut::Whole(frame)) = frame::cut(&bytes, u32::MAX) else { panic!("{bytes:02x?}") };
+            assert_eq!(codec::decode(frame, Version::V5, Sender::Server), Ok(Packet::Disconnect(disconnect)));
+        }
+    }
+}

@@ -20,13 +20,14 @@ use super::{
 };
 use crate::{
     auth::{Identity, certificate},
-    broker::{Ended, Owner, Refused, Signal, Throttle},
+    broker::{Ended, Farewell, Owner, Refused, Signal, Throttle},
     clock,
     metrics::{Counts, Limit},
     mqtt::{
         Outbox, Packet, ReasonCode, Shown, Version,
         codec::{self, Malformed, Sender},
         frame::{self, Cut},
+        outbox::TooLarge,
         packet::{ConnAck, ConnAckProperties, Connect},
     },
     session::{Commit, Terms, refuse_unknown_authentication, refuse_will},
@@ -51,6 +52,8 @@ enum Failed {
     TooSmall,
     #[error("CONNECT refused with {:#04x}: {why}", *reason as u8)]
     Refused { reason: ReasonCode, version: Version, maximum_packet_size: u32, why: String },
+    #[error("CONNECT refused with {:#04x}: the broker is shutting down", farewell.connack as u8)]
+    Stopping { farewell: Farewell, version: Version, maximum_packet_size: u32 },
 }
 
 /// Serves one connection from its accept to its end.
@@ -121,25 +124,29 @@ async fn refuse(failed: Failed, transport: Option<Transport>, peer: SocketAddr, 
         }
     }
     let Some(transport) = transport else { return };
-    let (reason, version, maximum, why) = match failed {
+    let mut properties = ConnAckProperties::default();
+    let (reason, version, maximum) = match failed {
         Failed::Refused { reason, version, maximum_packet_size, why } => {
-            (reason, version, maximum_packet_size, Some(why))
+            properties.reason_string = Some(why);
+            (reason, version, maximum_packet_size)
+        }
+        Failed::Stopping { farewell, version, maximum_packet_size } => {
+            properties.server_reference = farewell.server_reference;
+            (farewell.connack, version, maximum_packet_size)
         }
         Failed::Malformed { malformed: Malformed::UnsupportedVersion { level_suggests_v5 }, .. } => {
             let version = if level_suggests_v5 { Version::V5 } else { Version::V3_1_1 };
-            (ReasonCode::UnsupportedProtocolVersion, version, u32::MAX, None)
+            (ReasonCode::UnsupportedProtocolVersion, version, u32::MAX)
         }
         // What size of packet it takes is not known: no more than the reason.
-        Failed::Malformed { malformed, version: Some(Version::V5) } => {
-            (malformed.reason(), Version::V5, u32::MAX, None)
-        }
+        Failed::Malformed { malformed, version: Some(Version::V5) } => (malformed.reason(), Version::V5, u32::MAX),
         // Before MQTT 5.0 no return code says it [MQTT311-3.1.4-1]; and who says no version is no client (4.13).
         _ => return,
     };
     let mut outbox = Outbox::new(version);
     outbox.set_maximum_packet_size(maximum);
-    let properties = ConnAckProperties { reason_string: why, ..Default::default() };
-    let _ = outbox.packet(&Packet::ConnAck(Box::new(ConnAck { session_present: false, reason, properties })));
+    // Nobody to tell where not even the bare code fits.
+    let _ = answer(&mut outbox, ConnAck { session_present: false, reason, properties });
     connection::close(transport, outbox, &shared.broker.metrics).await;
 }
 
@@ -150,6 +157,10 @@ async fn connect(
 ) -> Result<(Owner, Arc<Signal>, Outbox, Vec<u8>, Identity), Failed> {
     let (connect, rest) = read_connect(transport, shared).await?;
     let version = connect.version;
+    if let Some(farewell) = shared.broker.farewell() {
+        let maximum_packet_size = connect.maximum_packet_size;
+        return Err(Failed::Stopping { farewell: farewell.clone(), version, maximum_packet_size });
+    }
     let refused = |reason, why: &str| refusal(&connect, reason, why);
     if let Some(reason) = refuse_unknown_authentication(&connect) {
         return Err(refused(reason, "the authentication method is not supported"));
@@ -157,9 +168,6 @@ async fn connect(
     let identity = authenticate(&connect, shared, certified).await?;
     let (client_id, assigned) = client_id(&connect, &refused)?;
     let broker = &shared.broker;
-    if broker.is_stopping() {
-        return Err(refused(ReasonCode::ServerShuttingDown, "the broker is shutting down"));
-    }
     let terms = Terms::negotiate(&connect, &broker.limits);
     if let Some((reason, why)) = connect.will.as_ref().and_then(|will| refuse_will(will, &terms, &broker.limits)) {
         return Err(refused(reason, why));
@@ -197,7 +205,8 @@ async fn connect(
     outbox.request_problem_information(terms.problem_information);
     let mut properties = terms.connack(&connect, &broker.limits, assigned);
     properties.response_information = broker.response_information(&connect, &client_id, &identity);
-    answer(&mut outbox, connected.session_present, properties)?;
+    let connack = ConnAck { session_present: connected.session_present, reason: ReasonCode::Success, properties };
+    answer(&mut outbox, connack).map_err(|_| Failed::TooSmall)?;
     owner.ended = Ended::Abnormally;
     if let Some(client) = &mut owner.client {
         broker.resume(client, terms, &mut outbox, clock::now());
@@ -205,14 +214,17 @@ async fn connect(
     Ok((owner, signal, outbox, rest, identity))
 }
 
-/// CONNACK with Success. What the client can do without is left out where it is too large for it.
-fn answer(outbox: &mut Outbox, session_present: bool, properties: ConnAckProperties) -> Result<(), Failed> {
-    let mut connack = Box::new(ConnAck { session_present, reason: ReasonCode::Success, properties });
-    if outbox.packet(&Packet::ConnAck(connack.clone())).is_ok() {
+/// CONNACK. What the client can do without is left out where it does not fit.
+fn answer(outbox: &mut Outbox, connack: ConnAck) -> Result<(), TooLarge> {
+    let mut packet = Packet::ConnAck(Box::new(connack));
+    if outbox.packet(&packet).is_ok() {
         return Ok(());
     }
-    connack.properties.response_information = None;
-    outbox.packet(&Packet::ConnAck(connack)).map_err(|_| Failed::TooSmall)
+    if let Packet::ConnAck(connack) = &mut packet {
+        connack.properties.response_information = None;
+        connack.properties.server_reference = None;
+    }
+    outbox.packet(&packet)
 }
 
 fn refusal(connect: &Connect, reason: ReasonCode, why: &str) -> Failed {
@@ -281,7 +293,7 @@ async fn authenticate(
                 return Err(refused(ReasonCode::BadUserNameOrPassword, "a user name without a password"));
             };
             let Ok(_permit) = shared.verifying.acquire().await else {
-                return Err(refused(ReasonCode::ServerShuttingDown, "the broker is shutting down"));
+                return Err(refused(ReasonCode::ServerUnavailable, "the broker is shutting down"));
             };
             let name = username.clone();
             let verified = tokio::task::spawn_blocking(move || {

@@ -171,6 +171,10 @@ impl Inbound {
         self.replies.len()
     }
 
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.open == 0 && self.replies.is_empty()
+    }
+
     pub(super) fn queued(&self) -> u64 {
         self.queued
     }

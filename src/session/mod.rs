@@ -302,6 +302,12 @@ impl Session {
         self.outbound.in_flight()
     }
 
+    /// Whether nothing is under way: no delivery or PUBLISH is unacknowledged, and no reply waits.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.outbound.in_flight() == 0 && self.inbound.is_at_rest()
+    }
+
     /// When the Keep Alive runs out [MQTT-3.1.2-22]; none where it is off.
     #[must_use]
     pub fn keep_alive_deadline(&self) -> Option<Timestamp> {

@@ -17,6 +17,7 @@ mod clients;
 mod config_errors;
 mod conformance;
 mod control;
+mod drain;
 #[cfg(feature = "rocksdb")]
 mod durability;
 mod first_light;

@@ -41,6 +41,7 @@ pub mod property {
     pub const WILL_DELAY: u8 = 0x18;
     pub const REQUEST_RESPONSE_INFORMATION: u8 = 0x19;
     pub const RESPONSE_INFORMATION: u8 = 0x1a;
+    pub const SERVER_REFERENCE: u8 = 0x1c;
     pub const REASON_STRING: u8 = 0x1f;
     pub const RECEIVE_MAXIMUM: u8 = 0x21;
     pub const TOPIC_ALIAS_MAXIMUM: u8 = 0x22;
