@@ -41,3 +41,33 @@ fn an_unknown_pubrec_is_answered() {
     old.send(&wire::ack(PUBCOMP, 79));
     old.ping();
 }
+
+/// A PUBACK or PUBREC of 0x80 or more ends the exchange: no PUBREL, and the message does not come again [MQTT-4.4.0-2], [MQTT-4.3.3-4], with and
+/// without a stored session.
+#[test]
+fn a_refused_delivery_is_done() {
+    let broker = Broker::start();
+    for persistent in [false, true] {
+        let connect = Connect::v5("subscriber").clean(false).receive_maximum(1);
+        let connect = if persistent { connect.expiry(100) } else { connect };
+        let mut subscriber = broker.connect(&connect);
+        subscriber.subscribe("t", 2);
+        let mut publisher = broker.v4("publisher");
+        for (qos, kind) in [(1, wire::PUBACK), (2, PUBREC)] {
+            for code in [0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99] {
+                publisher.publish("t", "refused", qos);
+                let refused = subscriber.delivery();
+                subscriber.send(&wire::ack_with(kind, refused.id, code));
+                subscriber.nothing();
+            }
+        }
+        // The next connection gets none of them, and the window is free.
+        let mut next = broker.connect(&connect);
+        assert_eq!(next.session_present(), persistent, "a session without expiry ends with its connection");
+        next.nothing();
+        next.subscribe("t", 2);
+        publisher.publish("t", "taken", 2);
+        assert_eq!(next.text(), "taken");
+        next.disconnect_with(0, &[(0x11, crate::support::Value::Four(0))][..usize::from(persistent)]);
+    }
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::support::{
     Broker, Client, Connect, Packet, Value,
-    wire::{self, PUBACK, property},
+    wire::{self, PUBACK, Publish, property},
 };
 
 fn member(broker: &Broker, id: &str, filter: &str) -> Client {
@@ -135,4 +135,31 @@ fn a_refused_message_is_not_passed_on() {
     b.nothing();
     let mut a = broker.connect(&Connect::v5("a").persistent());
     a.nothing();
+}
+
+/// The QoS 2 messages that a member had in flight come again to it in their order, with DUP and their ids, and as PUBREL where PUBREC had come
+/// [MQTT-4.8.2-4], [MQTT-4.4.0-1], [MQTT-4.6.0-1], [MQTT-4.3.3-5].
+#[test]
+fn a_members_exchanges_go_on_in_order() {
+    let broker = Broker::start();
+    let mut member = member(&broker, "member", "$share/g/t");
+    let mut publisher = broker.v4("publisher");
+    (0..6u8).for_each(|n| publisher.publish("t", [n], 2));
+    let sent: Vec<Publish> = (0..6).map(|_| member.delivery()).collect();
+    member.send(&wire::ack(wire::PUBREC, sent[3].id));
+    assert_eq!(member.acknowledged(wire::PUBREL, sent[3].id), 0);
+    member.cut();
+    let mut member = broker.connect(&Connect::v5("member").persistent());
+    assert!(member.session_present());
+    let (mut again, mut released) = (Vec::new(), Vec::new());
+    while again.len() < 5 || released.is_empty() {
+        match member.receive() {
+            Packet::Publish(publish) => again.push(publish),
+            Packet::Ack { kind: wire::PUBREL, id, .. } => released.push(id),
+            other => panic!("{other:?}"),
+        }
+    }
+    let expected = [0, 1, 2, 4, 5].map(|n| Publish { dup: true, ..sent[n].clone() });
+    assert_eq!((again, released), (expected.to_vec(), vec![sent[3].id]));
+    member.nothing();
 }

@@ -137,8 +137,17 @@ fn a_filter_counts_once() {
         let properties = [(property::SUBSCRIPTION_ID, Value::Variable(number))];
         assert_eq!(client.subscribe_with(&properties[..usize::from(number > 0)], &[(filter, qos)]), [qos]);
     }
+    for qos in [[0, 1, 2], [2, 1, 0], [1, 2, 0], [1, 0, 2]] {
+        let mut client = broker.v5("overlapping");
+        client.subscribe_all(&[("a/+", qos[0]), ("a/#", qos[1]), ("a/b", qos[2])]);
+        publisher.publish("a/b", "x", 2);
+        assert_eq!(client.message().qos, 2, "the highest of {qos:?}");
+        client.nothing();
+        client.disconnect();
+    }
     publisher.publish("a/b", "x", 2);
-    let mut copies = vec![client.message()];
+    let mut copies: Vec<_> = (0..5).map(|_| client.message()).collect();
+    copies.drain(..4);
     client.ping();
     while let Ok(Packet::Publish(publish)) = client.try_receive(std::time::Duration::ZERO) {
         copies.push(publish);
