@@ -14,6 +14,7 @@ mod acl;
 mod aliases;
 mod auth;
 mod clients;
+mod clock;
 mod config_errors;
 mod conformance;
 mod control;
