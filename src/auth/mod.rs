@@ -1,4 +1,4 @@
-//! Who a client is and what it may do: certificate names, password files, ACL files, and the rules in force.
+//! Who a client is and what it may do: certificate names, password files, SCRAM, ACL files, and the rules in force.
 //!
 //! Knows topics (`mqtt`) and the three kinds of files; must not know of connections, sessions, storage, or the order in
 //! which a broker asks.
@@ -11,6 +11,8 @@ pub mod identity;
 pub mod password;
 mod password_file;
 mod password_hash;
+mod password_verifier;
+pub mod scram;
 
 use std::iter;
 use std::path::{Path, PathBuf};
@@ -32,8 +34,8 @@ pub use password::{PasswordFile, Passwords};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// User names and password hashes, as `pinnace passwd` and `mosquitto_passwd` write them. Unset: no name and password
-    /// is accepted.
+    /// User names with password hashes and SCRAM verifiers, as `pinnace passwd` and `mosquitto_passwd` write them. Unset: no
+    /// name and password is accepted.
     pub password_file: Option<PathBuf>,
     /// Who may publish and receive which topics, in mosquitto's syntax. Unset: everything is allowed to everyone who is let
     /// in.

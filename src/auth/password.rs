@@ -1,25 +1,33 @@
 //! Password files: who has which password.
 //!
-//! Knows names and hashes; must not know connections, nor ever print a password or a hash.
+//! Knows names, hashes and verifiers; must not know connections, nor ever print a password or a hash.
 //!
-//! A line is `NAME:HASH`; blanks around both count for nothing, and lines that begin with `#` are comments. A hash is mosquitto's
-//! `$6$salt$hash` or `$7$iterations$salt$hash`, or an argon2id PHC string, which is what [`PasswordFile`] writes. A file with a
-//! line of any other kind lets nobody in.
+//! A line is `NAME:HASH`, `NAME:HASH:VERIFIER` or `NAME:VERIFIER`; blanks around each count for nothing, and lines that begin with `#` are
+//! comments. A hash is mosquitto's `$6$salt$hash` or `$7$iterations$salt$hash`, or an argon2id PHC string, which is what [`PasswordFile`]
+//! writes; a verifier is `SCRAM-SHA-256$iterations:salt$StoredKey:ServerKey`, PostgreSQL's form. The hash says which password is right,
+//! the verifier only where there is no hash. mosquitto reads no further than the second colon. A file with a line of any other kind lets
+//! nobody in.
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::file::{self, FileError, Line};
 use super::password_hash::{Cost, Hash};
+use super::password_verifier::{ITERATIONS, PREFIX, SALT_BYTES, prepare};
 
 pub use super::password_file::{EditError, PasswordFile};
+pub use super::password_verifier::{Verifier, VerifierError};
 
 /// The users of one password file.
 #[derive(Default)]
 pub struct Passwords {
     users: HashMap<Box<str>, Hash>,
+    verifiers: HashMap<Box<str>, Arc<Verifier>>,
     /// Checked in place of a user that does not exist, so that the answer takes as long.
     stand_in: Option<Hash>,
+    /// The iterations, and the bytes of the salt, of most verifiers.
+    usual_verifier: Option<(u32, usize)>,
 }
 
 impl Passwords {
@@ -39,14 +47,20 @@ impl Passwords {
         let mut passwords = Self::default();
         let mut first_lines = HashMap::new();
         let mut costs: HashMap<Cost, (usize, Hash)> = HashMap::new();
+        let mut kinds: HashMap<(u32, usize), usize> = HashMap::new();
         for line in file::lines(text, path)? {
-            let Some((name, hash)) = entry(&line)? else { continue };
+            let Some(Entry { name, hash, verifier }) = entry(&line)? else { continue };
             if let Some(first) = first_lines.insert(name, line.number) {
                 return Err(line.fault(0, format!("this user stands on line {first} already; remove one of the lines")));
             }
             costs.entry(hash.cost()).or_insert_with(|| (0, hash.clone())).0 += 1;
             passwords.users.insert(name.into(), hash);
+            if let Some(verifier) = verifier {
+                *kinds.entry((verifier.iterations, verifier.salt.len())).or_default() += 1;
+                passwords.verifiers.insert(name.into(), verifier);
+            }
         }
+        passwords.usual_verifier = kinds.into_iter().max_by_key(|(_, count)| *count).map(|(kind, _)| kind);
         passwords.stand_in = costs.into_values().max_by_key(|(count, _)| *count).map(|(_, hash)| hash);
         Ok(passwords)
     }
@@ -78,6 +92,15 @@ impl Passwords {
             (None, None) => false,
         }
     }
+
+    /// The SCRAM verifier of `username`, or what stands in for it where there is none: nothing tells them apart.
+    #[must_use]
+    pub fn verifier(&self, username: &str) -> Arc<Verifier> {
+        let (iterations, salt_bytes) = self.usual_verifier.unwrap_or((ITERATIONS, SALT_BYTES));
+        // Made for everybody, so that it takes as long.
+        let stand_in = Arc::new(Verifier::stand_in(username, iterations, salt_bytes));
+        self.verifiers.get(username).cloned().unwrap_or(stand_in)
+    }
 }
 
 impl std::fmt::Debug for Passwords {
@@ -86,29 +109,49 @@ impl std::fmt::Debug for Passwords {
     }
 }
 
-/// The user name and hash of `line`; none on an empty line and a comment.
-pub(super) fn entry<'a>(line: &Line<'a>) -> Result<Option<(&'a str, Hash)>, FileError> {
+/// What a line says of a user.
+pub(super) struct Entry<'a> {
+    pub(super) name: &'a str,
+    pub(super) hash: Hash,
+    pub(super) verifier: Option<Arc<Verifier>>,
+}
+
+/// What `line` says; none on an empty line and a comment.
+pub(super) fn entry<'a>(line: &Line<'a>) -> Result<Option<Entry<'a>>, FileError> {
     let text = line.text;
     if text.is_empty() || text.starts_with('#') {
         return Ok(None);
     }
-    let Some((name, hash)) = text.split_once(':') else {
+    let Some((name, secrets)) = text.split_once(':') else {
         return Err(line.fault(0, "no colon; write NAME:HASH as `pinnace passwd` does, or remove the line"));
     };
     let name = name.trim_ascii_end();
-    let hash = hash.trim_ascii_start();
+    let secrets = secrets.trim_ascii_start();
     if name.is_empty() {
         return Err(line.fault(0, "no user name before the colon; write one or remove the line"));
     }
     if name.len() > usize::from(u16::MAX) {
         return Err(line.fault(0, "the user name has more than 65,535 bytes; shorten it"));
     }
-    match Hash::parse(hash) {
-        Ok(hash) => Ok(Some((name, hash))),
-        Err(problem) => {
-            Err(line.fault(text.len() - hash.len(), format!("{problem}; set it with `pinnace passwd FILE NAME`")))
+    let (hash, verifier) = match secrets.split_once(':').filter(|_| !secrets.starts_with(PREFIX)) {
+        Some((hash, verifier)) => (hash.trim_ascii_end(), Some(verifier.trim_ascii_start())),
+        None => (secrets, None),
+    };
+    let fault = |rest: usize, problem: &dyn std::fmt::Display, option: &str| {
+        line.fault(text.len() - rest, format!("{problem}; set it with `pinnace passwd {option}FILE NAME`"))
+    };
+    let hash = Hash::parse(hash).map_err(|problem| fault(secrets.len(), &problem, ""))?;
+    let verifier = match (verifier, &hash) {
+        (Some(verifier), _) => {
+            Some(Arc::new(Verifier::parse(verifier).map_err(|problem| fault(verifier.len(), &problem, "--scram "))?))
         }
+        (None, Hash::Scram(verifier)) => Some(verifier.clone()),
+        (None, _) => None,
+    };
+    if verifier.is_some() && prepare(name.as_bytes()).as_deref() != Some(name) {
+        return Err(line.fault(0, "no SCRAM client sends this user name as it stands (RFC 4013); rename the user"));
     }
+    Ok(Some(Entry { name, hash, verifier }))
 }
 
 #[cfg(test)]
@@ -169,7 +212,13 @@ mod tests {
             ("u:plain".to_owned(), "users:2:3: what follows the colon is no password hash"),
             ("u:$1$salt$hash".to_owned(), "users:2:3: what follows the colon is no password hash"),
             (format!("u:$6${salt}"), "users:2:3: the password hash has too few or too many parts"),
-            (format!("u:$6${salt}${digest}:x"), "users:2:3: the password hash does not end with base64 of 64 bytes"),
+            (format!("u:$6${salt}${digest}:x"), "users:2:112: the SCRAM verifier is not of the form"),
+            (format!("u:$6${salt}${digest}:"), "users:2:112: the SCRAM verifier is not of the form"),
+            (format!("u:$6${salt}${digest}:$6${salt}${digest}"), "users:2:112: the SCRAM verifier is not of the form"),
+            (format!("u:{SCRAM}:{SCRAM}"), "users:2:3: the keys of the SCRAM verifier"),
+            (format!("u:{SCRAM}:$6${salt}${digest}"), "users:2:3: the keys of the SCRAM verifier"),
+            (format!("u:{}", SCRAM.replace("$2:", "$0:")), "users:2:3: the SCRAM verifier has iterations other than"),
+            (format!("I\u{ad}X:{SCRAM}"), "users:2:1: no SCRAM client sends this user name"),
             (format!("u:$6${salt}${digest}$"), "users:2:3: the password hash has too few or too many parts"),
             (format!("u:$6$${digest}"), "users:2:3: the salt of the password hash"),
             (format!("u:$6$*${digest}"), "users:2:3: the salt of the password hash"),
@@ -201,6 +250,36 @@ mod tests {
         assert_eq!(binary.to_string(), "users:1:7: not UTF-8; save the file as UTF-8 text");
     }
 
+    /// Beside a hash, alone, or not at all: what a user has not is stood in for, and a plain password needs one of them.
+    #[test]
+    fn scram_verifiers_stand_beside_hashes_or_alone() {
+        let text = format!("both : {} :\t{SCRAM}\nalone:{SCRAM}\n{SIX}\n", SIX.split_once(':').unwrap().1);
+        let users = parse(&text).unwrap();
+        for (name, password, right) in [
+            ("both", "secret", true),
+            ("both", "pencil", false),
+            ("alone", "pencil", true),
+            ("alone", "secret", false),
+            ("alone", "", false),
+            ("six", "secret", true),
+            ("six", "pencil", false),
+            ("none", "pencil", false),
+        ] {
+            assert_eq!(users.verify(name, password.as_bytes()), right, "{name} {password}");
+        }
+        let verifier = |name: &str| users.verifier(name);
+        for (name, own) in [("both", true), ("alone", true), ("six", false), ("none", false), ("", false)] {
+            assert_eq!(verifier(name).to_text() == SCRAM, own, "{name}");
+            assert_eq!((verifier(name).iterations, verifier(name).salt.len()), (2, 4), "{name}");
+            assert_eq!(verifier(name).salt, verifier(name).salt, "{name}");
+        }
+        let nobody = parse("").unwrap().verifier("x");
+        assert_eq!((nobody.iterations, nobody.salt.len()), (ITERATIONS, SALT_BYTES));
+        let usual = SCRAM.replace("$2:", "$9:");
+        let users = parse(&format!("a:{usual}\nb:{SCRAM}\nc:{usual}")).unwrap();
+        assert_eq!((users.verifier("x").iterations, users.verifier("b").iterations), (9, 2));
+    }
+
     /// An unknown user costs what most users cost.
     #[test]
     fn the_stand_in_is_of_the_kind_most_used() {
@@ -211,6 +290,7 @@ mod tests {
         assert!(parse("").unwrap().stand_in.is_none());
     }
 
+    const SCRAM: &str = "SCRAM-SHA-256$2:c2FsdA==$N0owGsXBfH12esosC4BHCgtNaJcrRB2tjKwgoe5o/r0=:ogf0krTd/slOXRLYzDjm8yDmBHbLGUj/GLs7kED/Y64=";
     const SIX: &str = "six:$6$WjmI4pWhJOdHIby9$xNEzcbWzwM7uFyTAbNQBS2bkvyPAX73I3n7IUpEPgyDVnr4eS7zcSxRpHtsrl3iWiUV9hdL6PFCGxAh6RGso4w==";
     const SEVEN: &str = "seven:$7$101$5AknfyxPHG8FZE5S$ieAIwvbjrAr3MxD8OS8hkRJVENfe1xGaBQwg4lK5cFs4kVZzwxyKynA60etme9h/VetTptPm3DRHlnAmuo321Q==";
 }

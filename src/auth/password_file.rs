@@ -8,8 +8,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::file::{self, FileError};
-use super::password;
+use super::password::{self, Entry};
 use super::password_hash::{Hash, HashingError};
+use super::password_verifier::{Verifier, VerifierError, prepare};
 
 /// A password file that is being changed. All lines but those of the changed user stay as they are, right or not.
 ///
@@ -42,9 +43,15 @@ pub enum EditError {
     /// The password is empty or too long for MQTT.
     #[error("the password must have 1 to 65,535 bytes")]
     Password,
+    /// SCRAM clients would send another user name.
+    #[error("SCRAM clients prepare user names (RFC 4013), and none sends this one as it stands; choose another one")]
+    ScramUserName,
     /// No hash could be made.
     #[error(transparent)]
     Hashing(#[from] HashingError),
+    /// No verifier could be made.
+    #[error(transparent)]
+    Verifier(#[from] VerifierError),
     /// The file, or its directory, cannot be written.
     #[error("{}: cannot be written: {source}", path.display())]
     Unwritable {
@@ -74,17 +81,24 @@ impl PasswordFile {
         Ok(Self { path, directory, owner, content })
     }
 
-    /// Gives `username` this password, in place of the one that it may have. True if the user is new.
+    /// Gives `username` this password, in place of the one that it may have: its hash, and with `scram` a verifier too. True if the user is
+    /// new.
     ///
     /// # Errors
     /// The name or the password cannot be used.
-    pub fn set(&mut self, username: &str, password: &[u8]) -> Result<bool, EditError> {
+    pub fn set(&mut self, username: &str, password: &[u8], scram: bool) -> Result<bool, EditError> {
         if password.is_empty() || password.len() > usize::from(u16::MAX) {
             return Err(EditError::Password);
         }
-        let entry = format!("{username}:{}", Hash::create(password)?);
-        if !is_entry_of(entry.as_bytes(), username) {
+        let mut entry = format!("{username}:{}", Hash::create(password)?);
+        if entry_of(entry.as_bytes(), username).is_none() {
             return Err(EditError::UserName);
+        }
+        if scram {
+            if prepare(username.as_bytes()).as_deref() != Some(username) {
+                return Err(EditError::ScramUserName);
+            }
+            entry = format!("{entry}:{}", Verifier::create(password)?.to_text());
         }
         let mut new = Some(entry);
         self.content =
@@ -96,6 +110,13 @@ impl PasswordFile {
         self.content.extend_from_slice(entry.as_bytes());
         self.content.push(b'\n');
         Ok(true)
+    }
+
+    /// Whether `username` has a SCRAM verifier.
+    #[must_use]
+    pub fn has_verifier(&self, username: &str) -> bool {
+        let lines = self.content.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.content);
+        lines.split(|byte| *byte == b'\n').any(|line| entry_of(line, username) == Some(true))
     }
 
     /// Removes `username`. False if there is no such user.
@@ -167,12 +188,13 @@ fn is_line_of(line: &[u8], username: &str) -> bool {
     !line.starts_with(b"#") && line.contains(&b':') && name.trim_ascii_end() == username.as_bytes()
 }
 
-/// Whether a broker that reads `text` finds in it one user of that name.
-fn is_entry_of(text: &[u8], username: &str) -> bool {
-    let Ok(lines) = file::lines(text, Path::new("")) else { return false };
-    match lines.as_slice() {
-        [line] => matches!(password::entry(line), Ok(Some((name, _))) if name == username),
-        _ => false,
+/// Whether the one user of that name that a broker finds in `text` has a verifier; none where it finds something else.
+fn entry_of(text: &[u8], username: &str) -> Option<bool> {
+    let lines = file::lines(text, Path::new("")).ok()?;
+    let [line] = lines.as_slice() else { return None };
+    match password::entry(line) {
+        Ok(Some(Entry { name, verifier, .. })) if name == username => Some(verifier.is_some()),
+        _ => None,
     }
 }
 
@@ -198,8 +220,8 @@ mod tests {
 
         let longest = vec![0xff; 65_535];
         let mut file = PasswordFile::open(&path, true).unwrap();
-        assert!(file.set("a", b"ab").unwrap());
-        assert!(file.set("b c", &longest).unwrap());
+        assert!(file.set("a", b"ab", false).unwrap());
+        assert!(file.set("b c", &longest, false).unwrap());
         assert!(!path.exists(), "nothing is written before save");
         file.save().unwrap();
         assert_eq!(mode(&path), 0o600);
@@ -211,7 +233,7 @@ mod tests {
         let link = directory.path().join("link");
         symlink(&path, &link).unwrap();
         let mut file = PasswordFile::open(&link, true).unwrap();
-        assert!(!file.set("a", b"\0").unwrap());
+        assert!(!file.set("a", b"\0", false).unwrap());
         assert!(file.remove("b c") && !file.remove("b c") && !file.remove("b"));
         file.save().unwrap();
         assert_eq!(mode(&path), 0o600);
@@ -238,7 +260,7 @@ mod tests {
         for (before, with, without) in cases {
             fs::write(&path, before).unwrap();
             let mut file = PasswordFile::open(&path, false).unwrap();
-            file.set("u", b"password").unwrap();
+            file.set("u", b"password", false).unwrap();
             let after = String::from_utf8(file.content.clone()).unwrap();
             let start = after.find("u:$argon2id$").unwrap();
             let new = after[start..].lines().next().unwrap();
@@ -250,16 +272,41 @@ mod tests {
         }
     }
 
+    /// A verifier goes with the password that it was made of.
+    #[test]
+    fn verifiers_come_change_and_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("users");
+        let mut file = PasswordFile::open(&path, true).unwrap();
+        file.content.extend_from_slice(BYTE_ORDER_MARK);
+        assert!(file.set("u", b"password", true).unwrap() && file.has_verifier("u") && !file.has_verifier("v"));
+        let text = String::from_utf8(file.content.clone()).unwrap();
+        assert!(text.starts_with("\u{feff}\nu:$argon2id$") && text.contains(":SCRAM-SHA-256$15000:"), "{text}");
+        let users = Passwords::parse(&file.content, &path).unwrap();
+        assert!(users.verify("u", b"password") && users.verifier("u").verify(b"password"));
+        assert!(!file.set("u", b"changed", true).unwrap() && file.has_verifier("u"));
+        let users = Passwords::parse(&file.content, &path).unwrap();
+        assert!(users.verifier("u").verify(b"changed") && !users.verifier("u").verify(b"password"));
+        assert!(!file.set("u", b"password", false).unwrap() && !file.has_verifier("u"));
+        assert!(!file.set("u", b"password", true).unwrap() && file.remove("u") && !file.has_verifier("u"));
+        for password in [&b"\xff"[..], b"a\0", "\u{ad}".as_bytes()] {
+            assert!(matches!(file.set("u", password, true), Err(EditError::Verifier(_))), "{password:?}");
+            assert!(file.set("v", password, false).is_ok());
+        }
+        assert!(matches!(file.set("I\u{ad}X", b"password", true), Err(EditError::ScramUserName)));
+        assert!(file.fault().is_none());
+    }
+
     #[test]
     fn what_no_line_can_hold_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let mut file = PasswordFile::open(&directory.path().join("users"), true).unwrap();
         let long = "x".repeat(65_536);
         for name in ["", "a:b", ":", "#a", " a", "a ", "a\tb\n", "a\nb", "a\r", "a\0", "\u{feff}a", long.as_str()] {
-            assert!(matches!(file.set(name, b"password"), Err(EditError::UserName)), "{name:?}");
+            assert!(matches!(file.set(name, b"password", false), Err(EditError::UserName)), "{name:?}");
         }
         for password in [&b""[..], &[1; 65_536]] {
-            assert!(matches!(file.set("a", password), Err(EditError::Password)));
+            assert!(matches!(file.set("a", password, false), Err(EditError::Password)));
         }
         assert!(file.content.is_empty() && file.fault().is_none());
         assert!(matches!(PasswordFile::open(directory.path(), true), Err(EditError::Unreadable(_))));

@@ -1,6 +1,8 @@
 //! One password's hash: parsing, checking, making.
 //!
-//! Knows three kinds of hash; must not know users or files.
+//! Knows four kinds of hash; must not know users or files.
+
+use std::sync::Arc;
 
 use argon2::password_hash::phc::PasswordHash;
 use argon2::{ARGON2ID_IDENT, Argon2, Params, PasswordHasher, PasswordVerifier};
@@ -8,6 +10,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use sha2::{Digest, Sha512};
 use subtle::ConstantTimeEq;
+
+use super::password_verifier::{InvalidVerifier, PREFIX, Verifier};
 
 /// A hash as it stands in a password file.
 #[derive(Clone)]
@@ -18,6 +22,8 @@ pub(super) enum Hash {
     Pbkdf2 { iterations: u32, salt: Box<[u8]>, digest: [u8; 64] },
     /// `$argon2id$`, a PHC string.
     Argon2id(Box<PasswordHash>),
+    /// `SCRAM-SHA-256$`, where a user has nothing else.
+    Scram(Arc<Verifier>),
 }
 
 /// What makes two hashes equally slow to check.
@@ -26,6 +32,7 @@ pub(super) enum Cost {
     Sha512,
     Pbkdf2(u32),
     Argon2id(String),
+    Scram(u32),
 }
 
 /// Why a text is no hash. The text itself is not told: it may be a password.
@@ -33,7 +40,7 @@ pub(super) enum Cost {
 pub(super) enum InvalidHash {
     #[error("no password hash after the colon")]
     Empty,
-    #[error("what follows the colon is no password hash that begins with $6$, $7$ or $argon2id$")]
+    #[error("what follows the colon is no password hash that begins with $6$, $7$, $argon2id$ or SCRAM-SHA-256$")]
     UnknownKind,
     #[error("the password hash has too few or too many parts between its $ signs")]
     Parts,
@@ -49,6 +56,8 @@ pub(super) enum InvalidHash {
         "the password hash asks for more than m={MAX_MEMORY_KIB}, t={MAX_PASSES}, p={MAX_LANES}, or for impossible values"
     )]
     Argon2Cost,
+    #[error(transparent)]
+    Scram(#[from] InvalidVerifier),
 }
 
 /// Why no hash could be made.
@@ -63,6 +72,9 @@ impl Hash {
         }
         if text.starts_with("$argon2id$") {
             return argon2id(text);
+        }
+        if text.starts_with(PREFIX) {
+            return Ok(Self::Scram(Arc::new(Verifier::parse(text)?)));
         }
         let mut parts = text.split('$');
         match (parts.next(), parts.next(), parts.next(), parts.next(), parts.next(), parts.next()) {
@@ -96,6 +108,7 @@ impl Hash {
                 computed.ct_eq(digest).into()
             }
             Self::Argon2id(hash) => Argon2::default().verify_password(password, hash.as_ref()).is_ok(),
+            Self::Scram(verifier) => verifier.verify(password),
         }
     }
 
@@ -104,6 +117,7 @@ impl Hash {
             Self::Sha512 { .. } => Cost::Sha512,
             Self::Pbkdf2 { iterations, .. } => Cost::Pbkdf2(*iterations),
             Self::Argon2id(hash) => Cost::Argon2id(hash.params.to_string()),
+            Self::Scram(verifier) => Cost::Scram(verifier.iterations),
         }
     }
 }

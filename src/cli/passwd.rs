@@ -15,6 +15,10 @@ use crate::auth::password::{EditError, PasswordFile};
 /// The password is asked for twice without being shown. Where standard input is no terminal, the password is its bytes up to the
 /// first newline, or to the end.
 ///
+/// What is written is an argon2id hash. With `--scram` a SCRAM-SHA-256 verifier stands beside it: with it the user can also log in by
+/// the Authentication Method SCRAM-SHA-256 of MQTT 5.0. Neither the hash nor mosquitto's can yield one, so that it takes the password; one
+/// that was made before goes with the old password.
+///
 /// The file is replaced as a whole and can then be read by its owner alone. A running broker takes it up with `pinnace reload`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -25,6 +29,9 @@ pub struct Args {
     /// Create the file if it does not exist.
     #[arg(long, conflicts_with = "delete")]
     pub create: bool,
+    /// Write a SCRAM-SHA-256 verifier beside the hash. The password must then be text: UTF-8, without control characters.
+    #[arg(long, conflicts_with = "delete")]
+    pub scram: bool,
     /// Remove the user.
     #[arg(long)]
     pub delete: bool,
@@ -67,8 +74,13 @@ pub fn run(args: Args) -> Result<(), Error> {
     drop(PasswordFile::open(&args.file, args.create)?); // before a password is typed in vain
     let password = password()?;
     let mut file = PasswordFile::open(&args.file, args.create)?;
-    let outcome = if file.set(&args.user, &password)? { "added" } else { "changed" };
-    finish(file, &args.user, outcome)
+    let had_verifier = file.has_verifier(&args.user);
+    let outcome = if file.set(&args.user, &password, args.scram)? { "added" } else { "changed" };
+    finish(file, &args.user, outcome)?;
+    if had_verifier && !args.scram {
+        eprintln!("warning: the user's SCRAM verifier went with the old password; --scram writes a new one");
+    }
+    Ok(())
 }
 
 fn finish(file: PasswordFile, user: &str, outcome: &str) -> Result<(), Error> {
