@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::{Notify, Semaphore},
+    sync::Notify,
 };
 
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
     clock,
     config::{Config, Loaded},
     control::{Control, Socket},
-    net::{Admission, Listener, ListenerError, Shared},
+    net::{Admission, Listener, ListenerError, Shared, Verifying},
     storage::{self, Durability, Store},
 };
 
@@ -110,7 +110,7 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
         retained = broker.retained(),
         "store open"
     );
-    let verifying = Arc::new(Semaphore::new(VERIFIED_AT_ONCE));
+    let verifying = Arc::new(Verifying::default());
     let admission = Arc::new(Admission::new(&config.network, max_connections));
     let mut listeners = Vec::new();
     for listener in &config.listeners {
@@ -410,8 +410,6 @@ fn say_what_is_allowed(config: &Config) {
     }
 }
 
-/// Passwords verified at once: each takes a core for some milliseconds.
-const VERIFIED_AT_ONCE: usize = 4;
 /// Descriptors for the store, listeners and the rest.
 const DESCRIPTORS_KEPT: u64 = 512;
 const SWEEP_EVERY: Duration = Duration::from_millis(500);

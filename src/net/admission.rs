@@ -186,7 +186,7 @@ impl Address {
 }
 
 /// What counts as one address: of IPv6 a /64, which one customer has as a rule.
-fn network(address: IpAddr) -> IpAddr {
+pub(super) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
         v4 => v4,

@@ -19,7 +19,11 @@ use tokio::time::Sleep;
 
 use delivery::Reader;
 
-use super::{ended::Ended, transport::Transport};
+use super::{
+    authenticate::{self, Proof},
+    ended::Ended,
+    transport::Transport,
+};
 use crate::{
     broker::{self, Broker, Owner, Signal, Turn},
     clock,
@@ -40,6 +44,8 @@ pub(super) struct Connection {
     broker: Arc<Broker>,
     owner: Owner,
     signal: Arc<Signal>,
+    /// Where CONNECT named an Authentication Method.
+    proof: Option<Box<Proof>>,
     outbox: Outbox,
     turn: Turn,
     /// The beginning of a packet whose rest has not come.
@@ -78,6 +84,7 @@ impl Connection {
         broker: Arc<Broker>,
         owner: Owner,
         signal: Arc<Signal>,
+        proof: Option<Box<Proof>>,
         outbox: Outbox,
         partial: Vec<u8>,
     ) -> Box<Self> {
@@ -87,6 +94,7 @@ impl Connection {
             broker,
             owner,
             signal,
+            proof,
             outbox,
             turn: Turn::default(),
             partial,
@@ -143,7 +151,11 @@ impl Connection {
         match ended {
             // An answer that could not be given ended it: those behind it must not overtake it.
             Ended::Violated(Violation::NotDurable | Violation::AnswerTooLarge) => return,
-            Ended::Disconnected(_) | Ended::Malformed(_) | Ended::Violated(_) | Ended::ShuttingDown => {}
+            Ended::Disconnected(_)
+            | Ended::Malformed(_)
+            | Ended::Violated(_)
+            | Ended::NotAuthenticated(_)
+            | Ended::ShuttingDown => {}
             _ => return,
         }
         let broker = self.broker.clone();
@@ -382,6 +394,18 @@ impl Connection {
                 self.replay.extend(retained.into_iter().take(room).map(|delivery| (gate, delivery)));
             }
             Request::Unsubscribe(unsubscribe) => broker.unsubscribe(client, turn, unsubscribe, now),
+            Request::Authenticate { begins, data } => {
+                let (rules, counts) = (broker.auth.rules(), &mut turn.counts);
+                authenticate::again(
+                    client,
+                    &rules,
+                    self.proof.as_mut(),
+                    begins,
+                    data.as_deref(),
+                    &mut self.outbox,
+                    counts,
+                )?;
+            }
             Request::Disconnect(disconnect) => {
                 if let Some(secs) = disconnect.session_expiry_secs {
                     broker.set_session_expiry(client, secs);
@@ -519,11 +543,8 @@ pub(super) async fn close(mut transport: Transport, mut outbox: Outbox, metrics:
     let mut sink = [0; 1024];
     let mut sunk = 0;
     let mut counts = Counts::default();
-    count_sent(&mut outbox, &mut counts);
     let closing = poll_fn(|cx| -> Poll<std::io::Result<()>> {
-        while !outbox.is_empty() {
-            counts.bytes_sent += ready!(write_once(&mut transport, &mut outbox, cx))? as u64;
-        }
+        ready!(poll_send(&mut transport, &mut outbox, &mut counts, cx))?;
         ready!(transport.poll_shutdown(cx))?;
         loop {
             let read = ready!(transport.poll_read(cx, &mut sink))?;
@@ -544,6 +565,20 @@ fn count_sent(outbox: &mut Outbox, counts: &mut Counts) {
     counts.packets_sent += packets;
     counts.messages_delivered += publishes;
     counts.payload_bytes_sent += payload_bytes;
+}
+
+/// Sends all of `outbox`, and counts it.
+pub(super) fn poll_send(
+    transport: &mut Transport,
+    outbox: &mut Outbox,
+    counts: &mut Counts,
+    cx: &mut Context<'_>,
+) -> Poll<std::io::Result<()>> {
+    count_sent(outbox, counts);
+    while !outbox.is_empty() {
+        counts.bytes_sent += ready!(write_once(transport, outbox, cx))? as u64;
+    }
+    transport.poll_flush(cx)
 }
 
 fn write_once(transport: &mut Transport, outbox: &mut Outbox, cx: &mut Context<'_>) -> Poll<std::io::Result<usize>> {

@@ -5,6 +5,7 @@ use std::io;
 use thiserror::Error;
 
 use crate::{
+    auth::scram::Refused,
     broker,
     metrics::Limit,
     mqtt::{ReasonCode, codec::Malformed},
@@ -29,6 +30,9 @@ pub enum Ended {
     /// A packet that must not come now.
     #[error("protocol violation: {0}")]
     Violated(#[from] Violation),
+    /// The client did not prove again who it is [MQTT-4.12.1-2].
+    #[error("the client did not authenticate again: {0}")]
+    NotAuthenticated(Refused),
     /// Another connection took the session over.
     #[error("another connection with this client id took the session over")]
     TakenOver,
@@ -50,6 +54,7 @@ impl Ended {
             Self::Disconnected(_) | Self::Closed | Self::Broken(_) => None,
             Self::Malformed(malformed) => Some(malformed.reason()),
             Self::Violated(violation) => Some(violation.reason()),
+            Self::NotAuthenticated(_) => Some(ReasonCode::NotAuthorized),
             Self::TakenOver => Some(ReasonCode::SessionTakenOver),
             Self::ShuttingDown => Some(ReasonCode::ServerShuttingDown),
             Self::StoreFailed | Self::LogUnreadable(_) => Some(ReasonCode::ImplementationSpecificError),

@@ -13,6 +13,7 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 
 use super::{
+    authenticate::{Authenticated, authenticate},
     connection::{self, Connection},
     ended::limit_of,
     listener::Shared,
@@ -30,13 +31,13 @@ use crate::{
         outbox::TooLarge,
         packet::{ConnAck, ConnAckProperties, Connect},
     },
-    session::{Commit, Terms, refuse_unknown_authentication, refuse_will},
+    session::{Commit, Terms, refuse_will},
 };
 
 /// Why no session came of a connection.
 #[derive(Debug, Error)]
-enum Failed {
-    #[error("no CONNECT within {0} s")]
+pub(super) enum Failed {
+    #[error("not connected within {0} s")]
     TooSlow(u64),
     #[error("TLS: {0}")]
     Tls(std::io::Error),
@@ -44,11 +45,13 @@ enum Failed {
     Broken(#[from] std::io::Error),
     #[error("closed before CONNECT")]
     Closed,
+    #[error("closed before CONNACK")]
+    GaveUp,
     #[error("malformed CONNECT: {malformed}")]
     Malformed { malformed: Malformed, version: Option<Version> },
     #[error("[MQTT-3.1.0-1] the first packet is no CONNECT")]
     NoConnect,
-    #[error("the CONNACK is larger than the client's Maximum Packet Size [MQTT-3.1.2-25]")]
+    #[error("the answer is larger than the client's Maximum Packet Size [MQTT-3.1.2-25]")]
     TooSmall,
     #[error("CONNECT refused with {:#04x}: {why}", *reason as u8)]
     Refused { reason: ReasonCode, version: Version, maximum_packet_size: u32, why: String },
@@ -60,7 +63,7 @@ enum Failed {
 pub(super) async fn serve(transport: Transport, peer: SocketAddr, shared: Arc<Shared>) {
     let secs = u64::from(shared.broker.limits.connect_timeout_secs.get());
     // Each phase in an allocation of its own: what a handshake needs must not stay with an idle connection.
-    let begun = Box::pin(tokio::time::timeout(Duration::from_secs(secs), begin(transport, &shared))).await;
+    let begun = Box::pin(tokio::time::timeout(Duration::from_secs(secs), begin(transport, peer, &shared))).await;
     let connection = match begun {
         Ok(Ok(connection)) => connection,
         Ok(Err((failed, transport))) => return Box::pin(refuse(failed, transport, peer, &shared)).await,
@@ -75,7 +78,11 @@ pub(super) async fn serve(transport: Transport, peer: SocketAddr, shared: Arc<Sh
 
 type Begun = (Box<Connection>, Arc<str>, Identity);
 
-async fn begin(transport: Transport, shared: &Arc<Shared>) -> Result<Begun, (Failed, Option<Transport>)> {
+async fn begin(
+    transport: Transport,
+    peer: SocketAddr,
+    shared: &Arc<Shared>,
+) -> Result<Begun, (Failed, Option<Transport>)> {
     let (mut transport, certified) = match (transport, shared.acceptor.load_full()) {
         (Transport::Tcp(stream), Some(acceptor)) => {
             let stream = acceptor.accept(stream).await.map_err(|error| (Failed::Tls(error), None))?;
@@ -84,10 +91,11 @@ async fn begin(transport: Transport, shared: &Arc<Shared>) -> Result<Begun, (Fai
         }
         (transport, _) => (transport, None),
     };
-    match connect(&mut transport, shared, certified).await {
-        Ok((owner, signal, outbox, rest, identity)) => {
+    match connect(&mut transport, peer, shared, certified).await {
+        Ok((owner, signal, outbox, rest, Authenticated { identity, enhanced })) => {
+            let proof = enhanced.map(|enhanced| enhanced.proof);
             let client_id = owner.client_id().clone();
-            let connection = Connection::new(transport, shared.broker.clone(), owner, signal, outbox, rest);
+            let connection = Connection::new(transport, shared.broker.clone(), owner, signal, proof, outbox, rest);
             Ok((connection, client_id, identity))
         }
         Err(failed) => Err((failed, Some(transport))),
@@ -152,20 +160,18 @@ async fn refuse(failed: Failed, transport: Option<Transport>, peer: SocketAddr, 
 
 async fn connect(
     transport: &mut Transport,
+    peer: SocketAddr,
     shared: &Arc<Shared>,
     certified: Option<Result<Identity, certificate::CertificateError>>,
-) -> Result<(Owner, Arc<Signal>, Outbox, Vec<u8>, Identity), Failed> {
-    let (connect, rest) = read_connect(transport, shared).await?;
+) -> Result<(Owner, Arc<Signal>, Outbox, Vec<u8>, Authenticated), Failed> {
+    let (connect, mut rest) = read_connect(transport, shared).await?;
     let version = connect.version;
     if let Some(farewell) = shared.broker.farewell() {
         let maximum_packet_size = connect.maximum_packet_size;
         return Err(Failed::Stopping { farewell: farewell.clone(), version, maximum_packet_size });
     }
     let refused = |reason, why: &str| refusal(&connect, reason, why);
-    if let Some(reason) = refuse_unknown_authentication(&connect) {
-        return Err(refused(reason, "the authentication method is not supported"));
-    }
-    let identity = authenticate(&connect, shared, certified).await?;
+    let mut authenticated = authenticate(transport, &connect, &mut rest, shared, peer.ip(), certified).await?;
     let (client_id, assigned) = client_id(&connect, &refused)?;
     let broker = &shared.broker;
     let terms = Terms::negotiate(&connect, &broker.limits);
@@ -193,8 +199,11 @@ async fn connect(
             refused(ReasonCode::QuotaExceeded, "there are as many sessions as there may be (broker.max_sessions)")
         }
     };
-    let mut owner = broker.registry.claim(broker, &client_id, &identity, &signal).await.map_err(refusal)?;
-    let connected = broker.connect(&mut owner, &connect, &terms, &identity, &signal, clock::now()).map_err(refusal)?;
+    let mut owner =
+        broker.registry.claim(broker, &client_id, &authenticated.identity, &signal).await.map_err(refusal)?;
+    let connected = broker
+        .connect(&mut owner, &connect, &terms, &authenticated.identity, &signal, clock::now())
+        .map_err(refusal)?;
     if let Some(lsn) = connected.commit
         && !durable(shared, lsn).await
     {
@@ -204,14 +213,16 @@ async fn connect(
     outbox.set_maximum_packet_size(terms.maximum_packet_size);
     outbox.request_problem_information(terms.problem_information);
     let mut properties = terms.connack(&connect, &broker.limits, assigned);
-    properties.response_information = broker.response_information(&connect, &client_id, &identity);
+    properties.response_information = broker.response_information(&connect, &client_id, &authenticated.identity);
+    authenticated.tell(&mut properties);
     let connack = ConnAck { session_present: connected.session_present, reason: ReasonCode::Success, properties };
     answer(&mut outbox, connack).map_err(|_| Failed::TooSmall)?;
     owner.ended = Ended::Abnormally;
     if let Some(client) = &mut owner.client {
         broker.resume(client, terms, &mut outbox, clock::now());
+        client.session.authenticated(authenticated.state());
     }
-    Ok((owner, signal, outbox, rest, identity))
+    Ok((owner, signal, outbox, rest, authenticated))
 }
 
 /// CONNACK. What the client can do without is left out where it does not fit.
@@ -227,7 +238,7 @@ fn answer(outbox: &mut Outbox, connack: ConnAck) -> Result<(), TooLarge> {
     outbox.packet(&packet)
 }
 
-fn refusal(connect: &Connect, reason: ReasonCode, why: &str) -> Failed {
+pub(super) fn refusal(connect: &Connect, reason: ReasonCode, why: &str) -> Failed {
     let maximum_packet_size = connect.maximum_packet_size;
     Failed::Refused { reason, version: connect.version, maximum_packet_size, why: why.to_owned() }
 }
@@ -265,51 +276,6 @@ async fn read_connect(transport: &mut Transport, shared: &Shared) -> Result<(Con
         let mut counts = Counts { connects_received: 1, packets_received: 1, bytes_received, ..Counts::default() };
         shared.broker.metrics.add(&mut counts);
         return Ok((*connect, bytes.split_off(length)));
-    }
-}
-
-/// Who the client is. A certificate's name stands above the user name that CONNECT gives.
-async fn authenticate(
-    connect: &Connect,
-    shared: &Arc<Shared>,
-    certified: Option<Result<Identity, certificate::CertificateError>>,
-) -> Result<Identity, Failed> {
-    let refused = |reason, why: &str| refusal(connect, reason, why);
-    match certified {
-        Some(Ok(identity)) => return Ok(identity),
-        Some(Err(error)) => {
-            return Err(refused(
-                ReasonCode::NotAuthorized,
-                &format!("the client certificate gives no identity: {error}"),
-            ));
-        }
-        None => {}
-    }
-    let rules = shared.broker.auth.rules();
-    match (&connect.username, rules.passwords().is_some()) {
-        (Some(username), true) => {
-            let username = username.clone();
-            let Some(password) = connect.password.clone() else {
-                return Err(refused(ReasonCode::BadUserNameOrPassword, "a user name without a password"));
-            };
-            let Ok(_permit) = shared.verifying.acquire().await else {
-                return Err(refused(ReasonCode::ServerUnavailable, "the broker is shutting down"));
-            };
-            let name = username.clone();
-            let verified = tokio::task::spawn_blocking(move || {
-                rules.passwords().is_some_and(|passwords| passwords.verify(&name, &password))
-            })
-            .await
-            .unwrap_or(false);
-            if verified {
-                Ok(Identity::named(username))
-            } else {
-                Err(refused(ReasonCode::BadUserNameOrPassword, "wrong user name or password"))
-            }
-        }
-        // Nobody vouches for the name: such a client is anonymous.
-        _ if shared.allow_anonymous => Ok(Identity::ANONYMOUS),
-        _ => Err(refused(ReasonCode::NotAuthorized, "this listener lets no anonymous client in")),
     }
 }
 

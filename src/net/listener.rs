@@ -13,14 +13,11 @@ use std::{
 use arc_swap::ArcSwapOption;
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::Semaphore,
-};
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    Config, ListenerConfig, TlsConfig, TlsError,
+    Config, ListenerConfig, TlsConfig, TlsError, Verifying,
     admission::{Admission, Admitted, Full},
     handshake, tls,
     transport::Transport,
@@ -64,8 +61,7 @@ pub struct Shared {
     pub(super) broker: Arc<Broker>,
     pub(super) acceptor: ArcSwapOption<TlsAcceptor>,
     pub(super) allow_anonymous: bool,
-    /// How many passwords may be verified at once, so that a storm of logins stalls nobody.
-    pub(super) verifying: Arc<Semaphore>,
+    pub(super) verifying: Arc<Verifying>,
     tls: Option<TlsConfig>,
     max_connections: u32,
     open: AtomicU32,
@@ -91,7 +87,7 @@ impl Listener {
         config: &ListenerConfig,
         broker: Arc<Broker>,
         admission: Arc<Admission>,
-        verifying: Arc<Semaphore>,
+        verifying: Arc<Verifying>,
     ) -> Result<Self, ListenerError> {
         let address = config.address;
         let acceptor = config.tls.as_ref().map(tls::acceptor).transpose();
@@ -174,7 +170,7 @@ impl Shared {
             broker,
             acceptor: ArcSwapOption::empty(),
             allow_anonymous: true,
-            verifying: Arc::new(Semaphore::new(1)),
+            verifying: Arc::default(),
             tls: None,
             max_connections: u32::MAX,
             open: AtomicU32::new(0),

@@ -3,6 +3,7 @@
 //! Must not know storage or the router: it carries bytes to a session and asks the broker for the rest.
 
 mod admission;
+mod authenticate;
 pub mod config;
 mod connection;
 mod ended;
@@ -10,8 +11,10 @@ mod handshake;
 mod listener;
 mod tls;
 mod transport;
+mod verifying;
 
 pub use admission::Admission;
 pub use config::{Config, ListenerConfig, TlsConfig};
 pub use listener::{Listener, ListenerError, NewTls, Shared};
 pub use tls::TlsError;
+pub use verifying::Verifying;

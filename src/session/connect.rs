@@ -145,12 +145,6 @@ pub fn refuse_will(will: &Will, terms: &Terms, limits: &Limits) -> Option<(Reaso
     None
 }
 
-/// The refusal of an Authentication Method: none is supported yet [MQTT-4.12.0-1].
-#[must_use]
-pub fn refuse_unknown_authentication(connect: &Connect) -> Option<ReasonCode> {
-    connect.authentication_method.is_some().then_some(ReasonCode::BadAuthenticationMethod)
-}
-
 #[cfg(test)]
 mod tests {
     use std::num::{NonZeroU16, NonZeroU32};
@@ -264,13 +258,5 @@ mod tests {
         let wide = Limits { receive_maximum: NonZeroU16::MAX, topic_alias_maximum: 0, ..Limits::default() };
         let connack = Terms::negotiate(&connect(Version::V5), &wide).connack(&connect(Version::V5), &wide, None);
         assert_eq!((connack.receive_maximum, connack.topic_alias_maximum), (None, None));
-    }
-
-    /// [MQTT-4.12.0-1], case D18.
-    #[test]
-    fn authentication_methods() {
-        let method = Connect { authentication_method: Some("X".into()), ..connect(Version::V5) };
-        assert_eq!(refuse_unknown_authentication(&method), Some(ReasonCode::BadAuthenticationMethod));
-        assert_eq!(refuse_unknown_authentication(&connect(Version::V5)), None);
     }
 }

@@ -35,6 +35,13 @@ pub enum Request<'a> {
     Settled(Settled),
     /// DISCONNECT.
     Disconnect(Disconnect),
+    /// The client goes on proving who it is, see [`super::Authentication`].
+    Authenticate {
+        /// A new exchange begins.
+        begins: bool,
+        /// Authentication Data.
+        data: Option<Box<[u8]>>,
+    },
 }
 
 /// What an acknowledgement of the client did to a delivery.

@@ -4,6 +4,7 @@
 //! and answers with [`Session::acknowledge`]; what must be durable first leaves with [`Session::release`].
 
 mod aliases;
+mod authentication;
 mod connect;
 mod inbound;
 pub mod limits;
@@ -18,7 +19,8 @@ mod violation;
 
 use std::sync::Arc;
 
-pub use connect::{Terms, refuse_unknown_authentication, refuse_will};
+pub use authentication::Authentication;
+pub use connect::{Terms, refuse_will};
 pub use inbound::{Reply, Request, Settled};
 pub use limits::Limits;
 pub use log::{LogView, Open};
@@ -60,6 +62,8 @@ pub struct Session {
     outbound: Outbound,
     last_received: Timestamp,
     publish_rate: Option<Box<PublishRate>>,
+    /// Of a connection whose CONNECT named a method.
+    authentication: Option<Box<Authentication>>,
 }
 
 impl Session {
@@ -76,6 +80,7 @@ impl Session {
             outbound: Outbound::new(LogView::default()),
             last_received: Timestamp::default(),
             publish_rate: None,
+            authentication: None,
         }
     }
 
@@ -109,6 +114,7 @@ impl Session {
         let too_large = self.outbound.connected(&terms, now, outbox);
         self.terms = terms;
         self.last_received = now;
+        self.authentication = None;
         too_large
     }
 
@@ -116,6 +122,17 @@ impl Session {
     pub fn disconnected(&mut self) {
         self.inbound.disconnected();
         self.outbound.disconnected();
+        self.authentication = None;
+    }
+
+    /// The connection's CONNECT named a method, and its exchange is done: the client may authenticate again [MQTT-4.12.1-1].
+    pub fn authenticated(&mut self, by: Option<Box<Authentication>>) {
+        self.authentication = by;
+    }
+
+    /// What answers the last [`Request::Authenticate`].
+    pub fn authentication(&mut self) -> Option<&mut Authentication> {
+        self.authentication.as_deref_mut()
     }
 
     /// The protocol version of the connection.
@@ -175,7 +192,10 @@ impl Session {
                 Ok(Request::Disconnect(disconnect))
             }
             Packet::Connect(_) => Err(Violation::SecondConnect),
-            Packet::Auth(_) => Err(Violation::AuthWithoutMethod),
+            Packet::Auth(auth) => match &mut self.authentication {
+                Some(authentication) => authentication.receive(auth),
+                None => Err(Violation::AuthWithoutMethod),
+            },
             Packet::ConnAck(_) | Packet::SubAck(_) | Packet::UnsubAck(_) | Packet::PingResp => {
                 Err(Violation::ServerPacket)
             }

@@ -18,6 +18,15 @@ pub enum Violation {
     /// AUTH, though CONNECT named no method.
     #[error("[MQTT-4.12.0-6] AUTH in a session that has no Authentication Method")]
     AuthWithoutMethod,
+    /// AUTH names another method than CONNECT did.
+    #[error("[MQTT-4.12.0-5] AUTH with another Authentication Method than CONNECT")]
+    AuthMethodChanged,
+    /// AUTH that nothing asked for, or that begins an exchange while one is under way.
+    #[error("[MQTT-4.12.0-3] AUTH with reason {:#04x} out of turn", *.0 as u8)]
+    AuthOutOfTurn(ReasonCode),
+    /// Before CONNACK came what is neither AUTH nor DISCONNECT, though CONNECT named a method.
+    #[error("[MQTT-3.1.2-30] a packet other than AUTH and DISCONNECT before CONNACK")]
+    BeforeConnAck,
     /// DISCONNECT raises the Session Expiry Interval from 0.
     #[error("[MQTT-3.14.2-2] DISCONNECT sets a Session Expiry Interval though CONNECT had 0")]
     ExpiryRaisedFromZero,
@@ -76,6 +85,9 @@ impl Violation {
             Self::SecondConnect
             | Self::ServerPacket
             | Self::AuthWithoutMethod
+            | Self::AuthMethodChanged
+            | Self::AuthOutOfTurn(_)
+            | Self::BeforeConnAck
             | Self::ExpiryRaisedFromZero
             | Self::TopicAliasUnknown(_) => ReasonCode::ProtocolError,
             Self::ReceiveMaximumExceeded(_) => ReasonCode::ReceiveMaximumExceeded,

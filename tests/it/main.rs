@@ -28,6 +28,7 @@ mod hostile;
 mod kill;
 mod limits;
 mod mosquitto_oracle;
+mod scram;
 mod support;
 mod sys;
 mod tls;

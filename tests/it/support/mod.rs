@@ -7,6 +7,7 @@
 pub mod broker;
 pub mod certs;
 pub mod client;
+pub mod scram;
 pub mod tools;
 pub mod wire;
 
