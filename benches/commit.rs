@@ -146,7 +146,8 @@ fn message(payload: usize) -> Message {
 }
 
 fn head() -> EntryHead {
-    EntryHead { qos: QoS::AtLeastOnce, retain: false, subscription_ids: Default::default(), publisher: 0 }
+    let (qos, subscription_ids) = (QoS::AtLeastOnce, Default::default());
+    EntryHead { qos, retain: false, subscription_ids, publisher: 0, log_bytes: 0 }
 }
 
 /// A thread that waits for commits.

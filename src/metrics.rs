@@ -83,6 +83,12 @@ macro_rules! metrics {
                 }
             }
 
+            /// Messages dropped since a queue, or all together, were full.
+            #[must_use]
+            pub fn dropped_from_queues(&self) -> u64 {
+                self.dropped_queue_full + self.dropped_all_queues_full
+            }
+
             /// Counts that a client reached a limit.
             pub fn limited(&mut self, limit: Limit) {
                 match limit {
@@ -226,6 +232,8 @@ metrics! {
     drops {
         /// Messages dropped since the queue of their receiver was full.
         QueueFull => dropped_queue_full,
+        /// Messages dropped since the queues of all receivers together were full.
+        AllQueuesFull => dropped_all_queues_full,
         /// Messages dropped since their Message Expiry Interval had passed.
         Expired => dropped_expired,
         /// Messages dropped since the ACL does not allow them.
@@ -290,6 +298,8 @@ metrics! {
         subscriptions,
         /// Shared Subscriptions of all sessions.
         shared_subscriptions,
+        /// Bytes that wait in the queues of all sessions and shared groups, in memory and stored; small queues are left out.
+        queued_bytes,
         /// Retained messages.
         retained_messages,
         /// Bytes that the retained messages take in memory, roughly.

@@ -24,7 +24,7 @@ use tokio::{
 
 use crate::{
     auth::{Auth, FileError},
-    broker::{Broker, Farewell, RecoveryError, Signal},
+    broker::{Broker, Farewell, Receiver, RecoveryError, Signal},
     clock,
     config::{Config, Loaded},
     control::{Control, Socket},
@@ -293,6 +293,7 @@ fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
         "metrics": metrics,
         "dropped": dropped,
         "limited": limited,
+        "drops_by_session": drops_by_session(broker),
         "storage": {
             "engine": health.engine,
             "durability": health.durability.name(),
@@ -304,6 +305,16 @@ fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
             "open_bytes": health.open_bytes,
         },
     })
+}
+
+/// The sessions that have dropped most.
+fn drops_by_session(broker: &Broker) -> Vec<Value> {
+    let told = |receiver: Arc<Receiver>| {
+        let drops: serde_json::Map<String, Value> =
+            receiver.dropped().iter().map(|(reason, count)| (reason.counter().to_owned(), (*count).into())).collect();
+        json!({ "client": &*receiver.client_id, "drops": drops })
+    };
+    broker.most_drops(SESSIONS_TOLD).into_iter().map(told).collect()
 }
 
 /// One slow clock for all that expires.
@@ -412,6 +423,8 @@ fn say_what_is_allowed(config: &Config) {
 
 /// Descriptors for the store, listeners and the rest.
 const DESCRIPTORS_KEPT: u64 = 512;
+/// How many sessions that drop messages `pinnace status` names.
+const SESSIONS_TOLD: usize = 10;
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
 const SWEEP_AT_ONCE: usize = 256;
 const POLL: Duration = Duration::from_millis(50);

@@ -12,6 +12,8 @@ pub struct Config {
     pub sys_interval_secs: u16,
     /// The most sessions, connected or kept; 0: no limit.
     pub max_sessions: u64,
+    /// The most bytes that wait in all queues together, stored or not; 0: no limit.
+    pub max_total_queued_bytes: u64,
     /// The most retained messages; 0: no limit.
     pub max_retained_messages: u64,
     /// The most bytes that retained messages take in memory; 0: no limit.
@@ -25,6 +27,7 @@ impl Default for Config {
         Self {
             sys_interval_secs: 10,
             max_sessions: 1_000_000,
+            max_total_queued_bytes: 8 << 30,
             max_retained_messages: 1_000_000,
             max_retained_bytes: 1 << 30,
             shared_subscriptions: SharedSubscriptions::default(),

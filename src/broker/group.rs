@@ -22,15 +22,14 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     metrics::DropReason,
-    mqtt::{Filter, Message, PacketId, QoS, Timestamp, packet::SubscriptionOptions},
+    mqtt::{Filter, Message, PacketId, QoS, Shown, Timestamp, packet::SubscriptionOptions},
     router::{Subscription, Target},
-    session::{Delivery, Hold, LogView, Source},
+    session::{Delivery, Hold, LogView, Source, limits::QueueFull},
     storage::{Batch, Body, EntryHead, Error, LogEntry, Lsn, OpenEntry, Outcome, Step, StoredGroup},
 };
 
 use super::{
     Broker, Client, Turn,
-    mailbox::is_full,
     publish::{HandOver, Op, log_state},
 };
 pub(super) use choice::hash_of;
@@ -98,15 +97,10 @@ impl Group {
             turn.counts.dropped(DropReason::SessionEnded);
             return true;
         }
-        let mut entry = Entry {
-            seq: state.tail + 1,
-            message: message.clone(),
-            publisher,
-            retain,
-            body: 0,
-            again: false,
-            commit: 0,
-        };
+        let (seq, log_bytes) = (state.tail + 1, state.appended + message.size() as u64);
+        let message_of = message.clone();
+        let mut entry =
+            Entry { seq, message: message_of, publisher, retain, body: 0, again: false, commit: 0, log_bytes };
         // Members that take QoS 0 alone are not kept anything for.
         if message.qos == QoS::AtMostOnce || !state.members.iter().any(Member::takes_more_than_once) {
             state.give_at_most_once(broker, &entry, turn, later);
@@ -115,21 +109,24 @@ impl Group {
         if log.is_none() && self.is_logged() {
             return false;
         }
-        let (head, beyond) = (state.view.head(), state.view.settled_beyond());
-        if is_full(broker.limits.max_queued_messages, state.tail, head, beyond) {
-            turn.counts.dropped(DropReason::QueueFull);
+        if !self.make_room(broker, &mut state, message.size() as u64, turn, now) {
             return true;
         }
         let mut batch = None;
         if let Some((open, body)) = log.filter(|_| self.is_logged()) {
-            let head = EntryHead { qos: message.qos, retain, subscription_ids: Default::default(), publisher };
+            let (qos, subscription_ids) = (message.qos, Default::default());
+            let head = EntryHead { qos, retain, subscription_ids, publisher, log_bytes };
             entry.body = open.append(self.id, entry.seq, &head, body).unwrap_or_default();
             state.last_commit = open.lsn().0;
             turn.counts.messages_queued += 1;
             batch = Some(open);
         }
-        state.tail = entry.seq;
+        (state.tail, state.appended) = (entry.seq, log_bytes);
+        state.tell(broker);
         if state.behind {
+            if let Some(batch) = batch {
+                self.record(&mut state, batch);
+            }
             self.load_if_behind(broker, &mut state, turn);
             return true;
         }
@@ -150,6 +147,37 @@ impl Group {
         true
     }
 
+    /// Makes room for a message of `size`, where that is the policy. `false`: there is none, and it is dropped.
+    fn make_room(
+        self: &Arc<Self>,
+        broker: &Broker,
+        state: &mut State,
+        size: u64,
+        turn: &mut Turn,
+        now: Timestamp,
+    ) -> bool {
+        while let Some(reason) = state.full(broker, size) {
+            turn.counts.dropped(reason);
+            state.dropped += 1;
+            if now.millis_since(state.told_at) >= TOLD_EVERY_MILLIS {
+                state.told_at = now;
+                let group = self.filter.to_string();
+                tracing::warn!(group = %Shown(&group), dropped = state.dropped, "messages were dropped: the queue is full");
+            }
+            let oldest = match reason {
+                DropReason::QueueFull if broker.limits.queue_full == QueueFull::DropOldest => state.take_oldest(),
+                _ => None,
+            };
+            let Some(oldest) = oldest else {
+                // What is in the log alone must be here to be dropped.
+                self.load_if_behind(broker, state, turn);
+                return false;
+            };
+            state.settle(self, oldest);
+        }
+        true
+    }
+
     /// `session` has settled entry `seq`.
     pub(super) fn settle(
         self: &Arc<Self>,
@@ -167,6 +195,7 @@ impl Group {
         let Some(entry) = state.unleased(seq) else { return };
         state.settle(self, entry);
         state.pump(self, broker, turn, now);
+        state.tell(broker);
         if let Some(batch) = batch {
             self.record(&mut state, batch);
         }
@@ -226,6 +255,7 @@ impl Group {
 
     fn pump(self: &Arc<Self>, broker: &Broker, state: &mut State, turn: &mut Turn, now: Timestamp) {
         state.pump(self, broker, turn, now);
+        state.tell(broker);
         self.load_if_behind(broker, state, turn);
     }
 
@@ -260,7 +290,8 @@ impl Group {
 
     /// Reads on in the log, off the runtime's threads, once nothing waits in memory but what may be looked past.
     fn load_if_behind(self: &Arc<Self>, broker: &Broker, state: &mut State, turn: &mut Turn) {
-        if !state.behind || state.loading || !state.members.iter().any(Member::has_room) {
+        let wanted = state.members.iter().any(Member::has_room) || state.lacks_oldest(broker);
+        if !state.behind || state.loading || !wanted {
             return;
         }
         if state.waiting.len() > LOOK_PAST {
@@ -394,10 +425,12 @@ impl Broker {
 
     /// A group that the store remembers; its members come as their sessions are restored. One that is known keeps its members, and what
     /// it has leased to those that are connected.
-    pub(super) fn restore_group(&self, id: u64, filter: Filter, view: LogView, tail: u64) {
+    pub(super) fn restore_group(&self, id: u64, filter: Filter, view: LogView, tail: u64, bytes: u64) {
+        let appended = view.settled_bytes() + bytes;
         let (behind, read_to) = (tail > view.head(), view.head());
         let Some(group) = self.groups.by_id(id) else {
-            let state = State { behind, read_to, tail, view, ..State::default() };
+            let mut state = State { behind, read_to, tail, view, appended, ..State::default() };
+            state.tell(self);
             self.add_group(Group::new(id, filter, true, state), &mut self.groups.by_filter.lock());
             return;
         };
@@ -419,11 +452,14 @@ impl Broker {
             read_to,
             tail,
             view,
+            appended,
+            share: old.share,
             ..State::default()
         };
         for (holder, entry) in std::mem::take(&mut state.leased).into_values() {
             state.leased_to(holder, entry);
         }
+        state.tell(self);
     }
 
     /// Groups that should be in the store and are not, since the commit that told of them failed: they live in memory from now on.
@@ -527,6 +563,7 @@ impl Broker {
     fn end_group(&self, group: &Group, mut state: MutexGuard<'_, State>, turn: &mut Turn) {
         turn.counts.dropped_session_ended += state.undelivered();
         state.waiting.clear();
+        state.share.ends(&self.queues);
         drop(state);
         self.router.write().unsubscribe(&group.filter.filter, Target::Group(group.id));
         self.groups.by_id.remove(&group.id);
@@ -641,8 +678,8 @@ fn leases_of(client: &Client, group: &Group) -> BTreeMap<u64, Hold> {
 
 fn adopt_into_log(client: &mut Client, group: u64, entry: &Entry, hold: Hold, batch: &mut Batch) {
     let qos = if hold == Hold::Client { QoS::ExactlyOnce } else { QoS::AtLeastOnce };
-    let Some((seq, body)) = client.receiver.adopt(batch, &entry.message, qos) else { return };
-    if let Some((packet_id, released)) = client.session.adopt(group, entry.seq, Source::Log { seq, body }) {
+    let Some(source @ Source::Log { seq, .. }) = client.receiver.adopt(batch, &entry.message, qos) else { return };
+    if let Some((packet_id, released)) = client.session.adopt(group, entry.seq, source) {
         let step = if released { Step::Released } else { Step::Sent };
         batch.put_open(client.session.id, &OpenEntry { seq, holder: 0, packet_id: packet_id.get(), step });
     }
@@ -652,8 +689,8 @@ fn adopt_into_log(client: &mut Client, group: u64, entry: &Entry, hold: Hold, ba
 fn append(log: u64, entry: &mut Entry, batch: &mut Batch) {
     let message = entry.message.clone();
     let body = batch.body(&message, 1);
-    let publisher = entry.publisher;
-    let head = EntryHead { qos: message.qos, retain: entry.retain, subscription_ids: Default::default(), publisher };
+    let Entry { retain, publisher, log_bytes, .. } = *entry;
+    let head = EntryHead { qos: message.qos, retain, subscription_ids: Default::default(), publisher, log_bytes };
     entry.body = batch.append(log, entry.seq, &head, &body).unwrap_or_default();
 }
 
@@ -672,3 +709,5 @@ const PAGE_BYTES: usize = 1 << 20;
 /// How many leases a member may have at once.
 const LEASES_MAX: usize = 256;
 const TRIM_AT: u64 = 256;
+/// How often the log says that a group drops messages.
+const TOLD_EVERY_MILLIS: u64 = 60_000;

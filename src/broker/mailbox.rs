@@ -5,6 +5,7 @@
 //! Must not know sessions or routes.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -18,9 +19,11 @@ use crate::{
     auth::Identity,
     metrics::DropReason,
     mqtt::{Message, QoS},
-    session::{Delivery, Source},
+    session::{Delivery, Source, limits::QueueFull},
     storage::{Batch, Body, EntryHead},
 };
+
+use super::queues::{Drops, Queues, Share};
 
 /// Wakes one connection, and says why.
 #[derive(Debug, Default)]
@@ -42,6 +45,10 @@ impl Signal {
     pub const RULES: u32 = 16;
     /// The broker is stopping: what is in flight is to be completed, and nothing new begun.
     pub const DRAIN: u32 = 32;
+    /// The queue is full, and the client too slow to have one.
+    pub const QUEUE_FULL: u32 = 64;
+    /// The log holds more than it may: the oldest messages are to be dropped.
+    pub const OVERFULL: u32 = 128;
 
     /// Says `what`, and wakes the connection unless it has been told already.
     pub fn raise(&self, what: u32) {
@@ -76,34 +83,56 @@ pub struct Receiver {
     /// Whether QoS 1 and 2 messages are logged for it.
     pub logged: bool,
     limits: Limits,
+    queues: Arc<Queues>,
     inbox: Mutex<Inbox>,
 }
 
-/// How much may wait for one receiver; 0 is no limit.
+/// How much may wait for one receiver, and what happens to more.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Messages.
+    /// Messages; 0 is no limit.
     pub messages: u64,
-    /// Bytes in memory.
-    pub bytes: usize,
+    /// Bytes, stored or not; 0 is no limit.
+    pub bytes: u64,
+    /// What becomes of more.
+    pub full: QueueFull,
+}
+
+/// How far a log goes, and how far its session has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// The last sequence number given out.
+    pub tail: u64,
+    /// All up to it is settled.
+    pub head: u64,
+    /// What is settled beyond.
+    pub beyond: u64,
+    /// The bytes of all entries that the log ever had.
+    pub appended: u64,
+    /// The bytes of those that are settled.
+    pub settled: u64,
 }
 
 #[derive(Debug, Default)]
 struct Inbox {
-    mail: Vec<Delivery>,
+    mail: VecDeque<Delivery>,
+    /// Bytes in `mail`.
     bytes: usize,
+    /// Bytes in `mail` that no log holds.
+    direct: u64,
+    /// Messages, and bytes of them that no log holds, that the connection has taken and is sending.
+    taken: (usize, u64),
     signal: Option<Arc<Signal>>,
-    /// The last sequence number given out.
-    tail: u64,
-    /// The receiver has settled all up to it.
-    head: u64,
-    /// What it has settled beyond.
-    beyond: u64,
+    log: Extent,
     /// The commit that the last entry is in.
     last_commit: u64,
     /// Log entries are not held here: the receiver finds them in its log.
     behind: bool,
     ended: bool,
+    /// The session has been asked to drop its oldest messages.
+    asked: bool,
+    share: Share,
+    drops: Option<Box<Drops>>,
 }
 
 /// What became of a message given to a receiver.
@@ -115,8 +144,19 @@ pub enum Put {
     Dropped(DropReason),
 }
 
+/// What became of an entry that was appended.
+#[derive(Debug)]
+pub struct Appended {
+    /// Who is to be woken.
+    pub signal: Option<Arc<Signal>>,
+    /// What the commit is to hand over, by [`Receiver::committed`].
+    pub waits: Option<Delivery>,
+    /// The log holds more than it may: see [`Broker::drop_oldest_soon`](super::Broker).
+    pub overfull: bool,
+}
+
 impl Receiver {
-    /// The receiver of a session whose log ends at `tail` and is settled up to `head`. Nobody is connected.
+    /// The receiver of a session with this log. Nobody is connected.
     #[must_use]
     pub fn new(
         session: u64,
@@ -124,36 +164,39 @@ impl Receiver {
         identity: Identity,
         logged: bool,
         limits: Limits,
-        head: u64,
-        tail: u64,
+        queues: Arc<Queues>,
+        log: Extent,
     ) -> Self {
-        let inbox = Inbox { tail, head, behind: true, ..Inbox::default() };
-        Self { session, client_id, identity, logged, limits, inbox: Mutex::new(inbox) }
+        let mut inbox = Inbox { log, behind: true, ..Inbox::default() };
+        inbox.tell(&queues);
+        Self { session, client_id, identity, logged, limits, queues, inbox: Mutex::new(inbox) }
     }
 
-    /// The log was read from the store anew: it is settled up to `head` and ends at `tail`. Numbers that were given out and lost are not
-    /// given out again.
-    pub fn restored(&self, head: u64, tail: u64) {
+    /// The log was read from the store anew. Numbers that were given out and lost are not given out again.
+    pub fn restored(&self, log: Extent) {
         let mut inbox = self.inbox.lock();
-        (inbox.head, inbox.beyond) = (head, 0);
-        inbox.tail = inbox.tail.max(tail);
+        let tail = inbox.log.tail.max(log.tail);
+        inbox.log = Extent { tail, ..log };
         inbox.behind = true;
+        inbox.tell(&self.queues);
     }
 
     /// A connection owns the session: `signal` wakes it. Its log is settled up to `head`, and `beyond` entries after that.
     pub fn online(&self, signal: Arc<Signal>, head: u64, beyond: u64) {
         let mut inbox = self.inbox.lock();
-        (inbox.head, inbox.beyond) = (head, beyond);
-        inbox.behind = self.logged && inbox.tail > inbox.head;
+        (inbox.log.head, inbox.log.beyond) = (head, beyond);
+        inbox.behind = self.logged && inbox.log.tail > head;
         inbox.signal = Some(signal);
     }
 
     /// The connection is gone. Gives back what nobody took.
-    pub fn offline(&self) -> Vec<Delivery> {
+    pub fn offline(&self) -> VecDeque<Delivery> {
         let mut inbox = self.inbox.lock();
         inbox.signal = None;
         inbox.behind = true;
-        inbox.bytes = 0;
+        inbox.asked = false;
+        (inbox.bytes, inbox.direct, inbox.taken) = (0, 0, (0, 0));
+        inbox.tell(&self.queues);
         std::mem::take(&mut inbox.mail)
     }
 
@@ -162,8 +205,9 @@ impl Receiver {
         let mut inbox = self.inbox.lock();
         inbox.ended = true;
         inbox.signal = None;
-        inbox.mail = Vec::new();
-        inbox.tail
+        inbox.mail = VecDeque::new();
+        inbox.share.ends(&self.queues);
+        inbox.log.tail
     }
 
     /// Whether a connection owns the session.
@@ -171,43 +215,57 @@ impl Receiver {
         self.inbox.lock().signal.is_some()
     }
 
-    /// Hands over deliveries that no log holds, in order.
+    /// Hands over deliveries that no log holds, in order. `dropped` is told which of them were not taken, by number.
     pub fn put_all(
         &self,
         deliveries: impl Iterator<Item = Delivery>,
-        mut dropped: impl FnMut(DropReason),
+        mut dropped: impl FnMut(usize, DropReason),
     ) -> Option<Arc<Signal>> {
         let mut inbox = self.inbox.lock();
         let mut woken = None;
-        for delivery in deliveries {
-            match inbox.put(delivery, self.limits, self.logged) {
+        for (at, delivery) in deliveries.enumerate() {
+            match inbox.put(delivery, self, |reason| dropped(usize::MAX, reason)) {
                 Put::Queued(signal) => woken = woken.or(signal),
-                Put::Dropped(reason) => dropped(reason),
+                Put::Dropped(reason) => dropped(at, reason),
             }
         }
+        inbox.tell(&self.queues);
         woken
     }
 
-    /// Hands over one delivery that no log of this session holds. A lease is never dropped: its group bounds how many there are.
-    pub fn put(&self, delivery: Delivery) -> Put {
-        self.inbox.lock().put(delivery, self.limits, self.logged)
+    /// Hands over one delivery that no log of this session holds; `dropped` is told of others that had to go for it. A lease is never
+    /// dropped: its group bounds how many there are.
+    pub fn put(&self, delivery: Delivery, dropped: impl FnMut(DropReason)) -> Put {
+        let mut inbox = self.inbox.lock();
+        let put = inbox.put(delivery, self, dropped);
+        inbox.tell(&self.queues);
+        put
     }
 
-    /// Appends to the log: number, batch and mailbox are one step. With `hand_over` false the commit hands it over, by
-    /// [`Receiver::committed`], and the delivery is given back.
+    /// Whether a delivery of `size` would be refused now, as far as the limits of this queue are concerned.
+    pub fn refuses(&self, size: usize) -> bool {
+        let inbox = self.inbox.lock();
+        self.limits.full == QueueFull::Refuse && inbox.signal.is_some() && inbox.full(size as u64, self).is_some()
+    }
+
+    /// Appends to the log: number, batch and mailbox are one step. With `hand_over` false the commit hands it over.
     pub fn append(
         &self,
         batch: &mut Batch,
         body: &Body<'_>,
         mut delivery: Delivery,
         hand_over: bool,
-    ) -> Result<(Option<Arc<Signal>>, Option<Delivery>), DropReason> {
+    ) -> Result<Appended, DropReason> {
         let mut inbox = self.inbox.lock();
         delivery.source = self.append_to(&mut inbox, batch, body, &delivery)?;
-        if !hand_over {
-            return Ok((None, Some(delivery)));
+        let overfull = inbox.asks_to_drop(self);
+        let mut appended = Appended { signal: None, waits: None, overfull };
+        if hand_over {
+            appended.signal = inbox.hold(delivery);
+        } else {
+            appended.waits = Some(delivery);
         }
-        Ok((inbox.hold(delivery), None))
+        Ok(appended)
     }
 
     /// Appends to the log alone: the receiver reads it there, and so all that follows it, in the order of the log.
@@ -233,29 +291,27 @@ impl Receiver {
         if inbox.ended {
             return Err(DropReason::SessionEnded);
         }
-        if is_full(self.limits.messages, inbox.tail, inbox.head, inbox.beyond) {
-            return Err(DropReason::QueueFull);
+        let size = delivery.message.size();
+        if let Some(reason) = inbox.log_full(size as u64, self) {
+            inbox.refuse(reason, self);
+            return Err(reason);
         }
-        inbox.tail += 1;
-        inbox.last_commit = batch.lsn().0;
         let subscription_ids = delivery.subscription_ids.as_deref().unwrap_or_default().into();
-        let head = EntryHead { qos: delivery.qos, retain: delivery.retain, subscription_ids, publisher: 0 };
-        let shared = batch.append(self.session, inbox.tail, &head, body);
-        Ok(Source::Log { seq: inbox.tail, body: shared.unwrap_or_default() })
+        let (qos, retain) = (delivery.qos, delivery.retain);
+        let head = EntryHead { qos, retain, subscription_ids, publisher: 0, log_bytes: 0 };
+        Ok(inbox.log_entry(self, batch, head, body, size))
     }
 
-    /// Appends a message that is in flight to the receiver already. Its number, and its shared body (0: none).
-    pub fn adopt(&self, batch: &mut Batch, message: &Message, qos: QoS) -> Option<(u64, u64)> {
+    /// Appends a message that is in flight to the receiver already.
+    pub fn adopt(&self, batch: &mut Batch, message: &Message, qos: QoS) -> Option<Source> {
         let mut inbox = self.inbox.lock();
         if inbox.ended {
             return None;
         }
-        inbox.tail += 1;
-        inbox.last_commit = batch.lsn().0;
         let body = batch.body(message, 1);
-        let head = EntryHead { qos, retain: false, subscription_ids: Default::default(), publisher: 0 };
-        let shared = batch.append(self.session, inbox.tail, &head, &body);
-        Some((inbox.tail, shared.unwrap_or_default()))
+        let subscription_ids = Default::default();
+        let head = EntryHead { qos, retain: false, subscription_ids, publisher: 0, log_bytes: 0 };
+        Some(inbox.log_entry(self, batch, head, &body, message.size()))
     }
 
     /// The commit hands over an entry of the log.
@@ -263,11 +319,23 @@ impl Receiver {
         self.inbox.lock().hold(delivery)
     }
 
-    /// Takes all mail, into an empty `mail`. `true` where the log must be read on.
-    pub fn take(&self, mail: &mut Vec<Delivery>) -> bool {
+    /// Takes the mail, into an empty `mail`; what was taken before is sent. `true` where the log must be read on.
+    pub fn take(&self, mail: &mut VecDeque<Delivery>) -> bool {
         let mut inbox = self.inbox.lock();
-        inbox.bytes = 0;
-        std::mem::swap(&mut inbox.mail, mail);
+        // Where the oldest is dropped first, most must stay where it can be.
+        if self.limits.full == QueueFull::DropOldest && inbox.mail.len() > TAKEN_AT_ONCE && !self.logged {
+            mail.extend(inbox.mail.drain(..TAKEN_AT_ONCE));
+            let bytes: usize = mail.iter().map(|delivery| delivery.message.size()).sum();
+            let direct: u64 = mail.iter().map(direct_size).sum();
+            inbox.bytes -= bytes.min(inbox.bytes);
+            inbox.direct -= direct.min(inbox.direct);
+            inbox.taken = (mail.len(), direct);
+        } else {
+            std::mem::swap(&mut inbox.mail, mail);
+            inbox.taken = (mail.len(), inbox.direct);
+            (inbox.bytes, inbox.direct) = (0, 0);
+        }
+        inbox.tell(&self.queues);
         inbox.behind && self.logged
     }
 
@@ -275,7 +343,7 @@ impl Receiver {
     pub fn rest(&self) {
         let mut inbox = self.inbox.lock();
         if inbox.mail.is_empty() {
-            inbox.mail = Vec::new();
+            inbox.mail = VecDeque::new();
         }
     }
 
@@ -283,22 +351,50 @@ impl Receiver {
     /// commit that holds it.
     pub fn catch_up(&self, read: u64) -> Option<(u64, u64)> {
         let mut inbox = self.inbox.lock();
-        if inbox.tail <= read {
+        if inbox.log.tail <= read {
             inbox.behind = false;
             return None;
         }
-        Some((inbox.tail, inbox.last_commit))
+        Some((inbox.log.tail, inbox.last_commit))
     }
 
-    /// All up to `head` is settled, and `beyond` entries after that.
-    pub fn settled(&self, head: u64, beyond: u64) {
+    /// All up to `head` is settled, and `beyond` entries after that, which together had `bytes`.
+    pub fn settled(&self, head: u64, beyond: u64, bytes: u64) {
         let mut inbox = self.inbox.lock();
-        (inbox.head, inbox.beyond) = (head, beyond);
+        (inbox.log.head, inbox.log.beyond, inbox.log.settled) = (head, beyond, bytes);
+        inbox.tell(&self.queues);
     }
 
-    /// The last sequence number given out.
-    pub fn tail(&self) -> u64 {
-        self.inbox.lock().tail
+    /// How far its log goes.
+    pub fn extent(&self) -> Extent {
+        self.inbox.lock().log
+    }
+
+    /// The commit that its last entry is in.
+    pub fn last_commit(&self) -> u64 {
+        self.inbox.lock().last_commit
+    }
+
+    /// How many messages, and bytes, its log holds beyond its limits. The session has looked, and will be asked again where there are more.
+    pub fn excess(&self) -> (u64, u64) {
+        let mut inbox = self.inbox.lock();
+        inbox.asked = false;
+        inbox.excess(self)
+    }
+
+    /// Counts a message that this session does not get.
+    pub fn count_drop(&self, reason: DropReason) {
+        self.inbox.lock().count_drop(reason, self);
+    }
+
+    /// What this session's queue has dropped, by reason.
+    #[must_use]
+    pub fn dropped(&self) -> Vec<(DropReason, u64)> {
+        self.inbox.lock().drops.as_ref().map(|drops| drops.by_reason()).unwrap_or_default()
+    }
+
+    pub(super) fn with_drops<R>(&self, look: impl FnOnce(&mut Drops) -> R) -> R {
+        look(self.inbox.lock().drops.get_or_insert_default())
     }
 
     /// Wakes its connection, if there is one.
@@ -311,22 +407,133 @@ impl Receiver {
 }
 
 impl Inbox {
-    fn put(&mut self, delivery: Delivery, limits: Limits, logged: bool) -> Put {
-        let leased = matches!(delivery.source, Source::Lease { .. });
+    fn put(&mut self, delivery: Delivery, receiver: &Receiver, mut dropped: impl FnMut(DropReason)) -> Put {
         if self.ended {
             return Put::Dropped(DropReason::SessionEnded);
         }
         if self.signal.is_none() {
+            self.count_drop(DropReason::NotPersistent, receiver);
             return Put::Dropped(DropReason::NotPersistent);
         }
         let size = delivery.message.size();
-        let full = (limits.messages > 0 && self.mail.len() as u64 >= limits.messages)
-            || (limits.bytes > 0 && self.bytes + size > limits.bytes)
-            || (logged && self.behind && delivery.qos == QoS::AtMostOnce && self.mail.len() >= HELD_MESSAGES);
-        if full && !leased {
-            return Put::Dropped(DropReason::QueueFull);
+        if delivery.source == Source::Direct {
+            while let Some(reason) = self.full(size as u64, receiver) {
+                let for_oldest = reason == DropReason::QueueFull && receiver.limits.full == QueueFull::DropOldest;
+                if for_oldest && self.drop_oldest() {
+                    self.count_drop(reason, receiver);
+                    dropped(reason);
+                    continue;
+                }
+                self.refuse(reason, receiver);
+                return Put::Dropped(reason);
+            }
+            self.direct += size as u64;
         }
         Put::Queued(self.push(delivery, size))
+    }
+
+    /// Why a message that no log holds has no room.
+    fn full(&self, size: u64, receiver: &Receiver) -> Option<DropReason> {
+        let limits = receiver.limits;
+        let messages = self.mail.len() + self.taken.0;
+        if (limits.messages > 0 && messages as u64 >= limits.messages)
+            || (limits.bytes > 0 && self.held() + size > limits.bytes)
+            || (receiver.logged && self.behind && self.mail.len() >= HELD_MESSAGES)
+        {
+            return Some(DropReason::QueueFull);
+        }
+        self.all_full(size, receiver)
+    }
+
+    /// Why an entry of the log has no room.
+    fn log_full(&self, size: u64, receiver: &Receiver) -> Option<DropReason> {
+        let Limits { mut messages, mut bytes, full } = receiver.limits;
+        if full == QueueFull::DropOldest {
+            // The session drops its oldest soon.
+            messages += if messages > 0 { SLACK_MESSAGES } else { 0 };
+            bytes += if bytes > 0 { SLACK_BYTES } else { 0 };
+        }
+        let log = &self.log;
+        if is_full(messages, log.tail, log.head, log.beyond) || (bytes > 0 && self.held() + size > bytes) {
+            return Some(DropReason::QueueFull);
+        }
+        self.all_full(size, receiver)
+    }
+
+    /// Where all queues are full together, who is connected and has little waiting is served on.
+    fn all_full(&self, size: u64, receiver: &Receiver) -> Option<DropReason> {
+        let served = || self.signal.is_some() && self.held() + size <= SERVED_BYTES;
+        (receiver.queues.are_full(size) && !served()).then_some(DropReason::AllQueuesFull)
+    }
+
+    /// What waits here counts for so many bytes: what no log holds, and the log.
+    fn held(&self) -> u64 {
+        self.direct + self.taken.1 + self.log.appended.saturating_sub(self.log.settled)
+    }
+
+    fn excess(&self, receiver: &Receiver) -> (u64, u64) {
+        let Limits { messages, bytes, .. } = receiver.limits;
+        let waiting = self.log.tail.saturating_sub(self.log.head).saturating_sub(self.log.beyond);
+        let over = |waiting: u64, most: u64| if most > 0 { waiting.saturating_sub(most) } else { 0 };
+        (over(waiting, messages), over(self.held(), bytes))
+    }
+
+    /// Whether the session is to be asked to drop its oldest; one that is connected is told here.
+    fn asks_to_drop(&mut self, receiver: &Receiver) -> bool {
+        if receiver.limits.full != QueueFull::DropOldest || self.asked || self.excess(receiver) == (0, 0) {
+            return false;
+        }
+        self.asked = true;
+        if let Some(signal) = &self.signal {
+            signal.raise(Signal::OVERFULL);
+        }
+        self.signal.is_none()
+    }
+
+    /// A message is not taken.
+    fn refuse(&mut self, reason: DropReason, receiver: &Receiver) {
+        self.count_drop(reason, receiver);
+        if let Some(signal) = &self.signal
+            && reason == DropReason::QueueFull
+            && receiver.limits.full == QueueFull::Disconnect
+        {
+            signal.raise(Signal::QUEUE_FULL);
+        }
+    }
+
+    fn count_drop(&mut self, reason: DropReason, receiver: &Receiver) {
+        let news = self.drops.get_or_insert_default().count(reason);
+        if news {
+            receiver.queues.has_untold(receiver.session);
+        }
+    }
+
+    /// Drops the oldest message that no log holds and nobody has taken. `false` where there is none.
+    fn drop_oldest(&mut self) -> bool {
+        let oldest = self.mail.iter().position(|delivery| delivery.source == Source::Direct);
+        let Some(delivery) = oldest.and_then(|at| self.mail.remove(at)) else { return false };
+        let size = delivery.message.size();
+        self.bytes = self.bytes.saturating_sub(size);
+        self.direct = self.direct.saturating_sub(size as u64);
+        true
+    }
+
+    fn log_entry(
+        &mut self,
+        receiver: &Receiver,
+        batch: &mut Batch,
+        mut head: EntryHead,
+        body: &Body<'_>,
+        size: usize,
+    ) -> Source {
+        self.log.tail += 1;
+        self.log.appended += size as u64;
+        self.last_commit = batch.lsn().0;
+        head.log_bytes = self.log.appended;
+        let shared = batch.append(receiver.session, self.log.tail, &head, body);
+        self.tell(&receiver.queues);
+        let size = u32::try_from(size).unwrap_or(u32::MAX);
+        Source::Log { seq: self.log.tail, body: shared.unwrap_or_default(), size }
     }
 
     /// Holds an entry of the log, unless the receiver is away or behind: then it finds the entry in its log.
@@ -345,9 +552,22 @@ impl Inbox {
     fn push(&mut self, delivery: Delivery, size: usize) -> Option<Arc<Signal>> {
         let first = self.mail.is_empty();
         self.bytes += size;
-        self.mail.push(delivery);
+        self.mail.push_back(delivery);
         if first { self.signal.clone() } else { None }
     }
+
+    /// All queues together count what this one holds.
+    fn tell(&mut self, queues: &Queues) {
+        let held = self.held();
+        if !self.ended {
+            self.share.is(held, queues);
+        }
+    }
+}
+
+/// The bytes of a delivery, where no log holds it.
+fn direct_size(delivery: &Delivery) -> u64 {
+    if delivery.source == Source::Direct { delivery.message.size() as u64 } else { 0 }
 }
 
 /// Whether no more than `limit` messages may wait in a log that ends at `tail` and is settled up to `head`, and `beyond` entries after
@@ -365,6 +585,13 @@ pub(super) fn delivery(message: &Arc<Message>, qos: QoS, retain: bool, ids: Opti
 /// How much of its log a mailbox holds in memory before it falls behind.
 const HELD_MESSAGES: usize = 4096;
 const HELD_BYTES: usize = 1 << 20;
+/// How many messages a connection takes at once from a queue that drops its oldest.
+const TAKEN_AT_ONCE: usize = 64;
+/// How far a log may go beyond its limits until its session has dropped the oldest: about what one turn of a connection can publish.
+const SLACK_MESSAGES: u64 = 32_768;
+const SLACK_BYTES: u64 = 8 << 20;
+/// What a connected client may have waiting although all queues together are full.
+const SERVED_BYTES: u64 = 64 * 1024;
 /// How many entries a log may span for each message that may wait.
 const SPAN_MAX: u64 = 16;
 

@@ -6,7 +6,9 @@ pub mod config;
 mod farewell;
 mod group;
 mod mailbox;
+mod overfull;
 mod publish;
+mod queues;
 mod recovery;
 mod registry;
 mod retained;
@@ -45,7 +47,7 @@ use crate::{
     auth::{Auth, Identity},
     metrics::{DropReason, Limit, Metrics, Sample},
     mqtt::{
-        Filter, Outbox, PacketId, ReasonCode, Shown, Timestamp,
+        Filter, Outbox, PacketId, QoS, ReasonCode, Shown, Timestamp,
         packet::{Connect, SubscriptionOptions},
     },
     router::{Generations, Router, Target},
@@ -53,7 +55,9 @@ use crate::{
     storage::{LogEntry, OpenEntry, Outcome, Step, Store, StoredSession, UNSTORED},
 };
 use group::Groups;
+use mailbox::Extent;
 use publish::Op;
+use queues::Queues;
 use retained::Retained;
 use sweep::Sweep;
 use sys::Sys;
@@ -82,6 +86,7 @@ pub struct Broker {
     retained: Retained,
     sweep: Sweep,
     sys: Sys,
+    queues: Arc<Queues>,
     next_unstored_id: AtomicU64,
     /// Whether everything is being read from the store anew: nobody is let in meanwhile.
     rebuilding: RwLock<bool>,
@@ -132,6 +137,7 @@ impl Broker {
             retained: Retained::new(&config),
             sweep: Sweep::default(),
             sys: Sys::default(),
+            queues: Arc::new(Queues::new(config.max_total_queued_bytes)),
             next_unstored_id: AtomicU64::new(UNSTORED),
             rebuilding: RwLock::new(false),
             farewell: OnceLock::new(),
@@ -235,8 +241,8 @@ impl Broker {
             identity.clone(),
             session.logged,
             self.receiver_limits(),
-            0,
-            0,
+            self.queues.clone(),
+            Extent::default(),
         ));
         self.receivers.insert(id, receiver.clone());
         self.metrics.sessions.increment();
@@ -258,7 +264,8 @@ impl Broker {
     fn receiver_limits(&self) -> mailbox::Limits {
         mailbox::Limits {
             messages: self.limits.max_queued_messages,
-            bytes: usize::try_from(self.limits.max_queued_bytes).unwrap_or(usize::MAX),
+            bytes: self.limits.max_queued_bytes,
+            full: self.limits.queue_full,
         }
     }
 
@@ -290,7 +297,7 @@ impl Broker {
         if settled.complete {
             match settled.source {
                 Source::Direct => {}
-                Source::Log { seq, body } => self.settle_entry(client, turn, seq, body),
+                Source::Log { seq, body, size } => self.settle_entry(client, turn, seq, body, size),
                 Source::Lease { group, seq, .. } => self.lease_settled(client, turn, group, seq, now),
             }
             return;
@@ -320,8 +327,8 @@ impl Broker {
     }
 
     /// Entry `seq` of the client's own log is done with.
-    pub fn settle_entry(&self, client: &mut Client, turn: &mut Turn, seq: u64, body: u64) {
-        if client.session.log().settle(seq) {
+    pub fn settle_entry(&self, client: &mut Client, turn: &mut Turn, seq: u64, body: u64, size: u32) {
+        if client.session.log().settle(seq, size) {
             turn.push(Op::Close(client.session.id, seq));
         }
         if body > 0 {
@@ -329,12 +336,22 @@ impl Broker {
         }
     }
 
+    /// A delivery was sent. One of QoS 0 that the log holds is done with.
+    pub fn sent(&self, client: &mut Client, turn: &mut Turn, delivery: &Delivery) {
+        if delivery.qos == QoS::AtMostOnce
+            && let Source::Log { seq, body, size } = delivery.source
+        {
+            self.settle_entry(client, turn, seq, body, size);
+        }
+    }
+
     /// A delivery could not be sent, and never will be: it is settled, and counted.
     pub fn give_up(&self, client: &mut Client, turn: &mut Turn, source: Source, reason: DropReason, now: Timestamp) {
         turn.counts.dropped(reason);
+        client.receiver.count_drop(reason);
         match source {
             Source::Direct => {}
-            Source::Log { seq, body } => self.settle_entry(client, turn, seq, body),
+            Source::Log { seq, body, size } => self.settle_entry(client, turn, seq, body, size),
             Source::Lease { group, seq, .. } => self.lease_settled(client, turn, group, seq, now),
         }
     }
@@ -437,6 +454,7 @@ impl Broker {
     /// Wakes whom the turn touched, and counts.
     pub fn finish(&self, turn: &mut Turn) {
         turn.wake();
+        self.drop_oldest_soon(turn);
         self.metrics.add(&mut turn.counts);
     }
 
@@ -517,6 +535,7 @@ impl Broker {
         self.metrics.shared_subscriptions.set(shared as u64);
         self.metrics.retained_messages.set(self.retained() as u64);
         self.metrics.retained_bytes.set(self.retained.bytes());
+        self.metrics.queued_bytes.set(self.queues.bytes());
         self.metrics.snapshot()
     }
 
@@ -543,12 +562,13 @@ impl Client {
 
 fn delivery_of(entry: LogEntry) -> Delivery {
     let ids = entry.head.subscription_ids;
+    let size = u32::try_from(entry.message.size()).unwrap_or(u32::MAX);
     Delivery {
         message: entry.message,
         qos: entry.head.qos,
         retain: entry.head.retain,
         subscription_ids: (!ids.is_empty()).then(|| Arc::from(ids.as_slice())),
-        source: Source::Log { seq: entry.seq, body: entry.body.unwrap_or_default() },
+        source: Source::Log { seq: entry.seq, body: entry.body.unwrap_or_default(), size },
     }
 }
 

@@ -17,14 +17,14 @@ use crate::{
     metrics::{Counts, DropReason},
     mqtt::{Message, PacketId, QoS, ReasonCode, Shown, Timestamp, TopicName, packet::AckKind, packet::Publish},
     router::{Match, Target},
-    session::{Delivery, Reply, Source, Violation},
+    session::{Delivery, Reply, Source, Violation, limits::QueueFull},
     storage::{Batch, Body, OpenEntry, Outcome},
 };
 
 use super::{
     Broker, Client, Group, Receiver, Signal, Throttle,
     group::hash_of,
-    mailbox::{Put, delivery},
+    mailbox::{Extent, Put, delivery},
     retained::Retain,
 };
 
@@ -41,6 +41,8 @@ pub struct Turn {
     /// What was counted.
     pub counts: Counts,
     routes: Routes,
+    /// Sessions that are to drop their oldest messages.
+    pub(super) overfull: Vec<Arc<Receiver>>,
     /// Set once the commit has handed over this client's last QoS 2 message: what follows waits behind it.
     held: Option<Arc<AtomicBool>>,
 }
@@ -48,8 +50,8 @@ pub struct Turn {
 /// One effect on what others see, or on the store.
 #[derive(Debug)]
 pub(super) enum Op {
-    /// A message for all that `route` names. `record` is the QoS 2 packet id to remember with it.
-    Publish { message: Arc<Message>, route: Arc<Route>, record: Option<PacketId>, retain: Retain },
+    /// A message for all that `route` names. `packet_id` is what it is answered by; with `record` it is remembered with the message.
+    Publish { message: Arc<Message>, route: Arc<Route>, packet_id: Option<PacketId>, record: bool, retain: Retain },
     /// PUBREL came: forget the QoS 2 packet id.
     Forget(PacketId),
     /// Record the step or packet id of an entry in flight.
@@ -78,6 +80,8 @@ pub struct Route {
     publisher: u64,
     /// A message above QoS 0 goes to a log.
     logged: bool,
+    /// So does one of QoS 0.
+    keeps_all: bool,
     /// Subscribers that the ACL keeps this topic from.
     withheld: u64,
 }
@@ -155,10 +159,7 @@ impl HandOver {
             if outcome == Outcome::Durable && logged {
                 turn.touch(receiver.committed(delivery));
             } else if outcome == Outcome::Durable || !logged && delivery.message.qos != QoS::ExactlyOnce {
-                match receiver.put(delivery) {
-                    Put::Queued(signal) => turn.touch(signal),
-                    Put::Dropped(reason) => turn.counts.dropped(reason),
-                }
+                turn.put(&receiver, delivery);
             } else if !logged {
                 turn.counts.dropped(DropReason::StorageFailed);
             }
@@ -174,6 +175,15 @@ impl Turn {
     /// Notes whom to wake at the end of the turn.
     pub(super) fn touch(&mut self, signal: Option<Arc<Signal>>) {
         self.touched.extend(signal);
+    }
+
+    /// Puts a delivery into the mailbox of its receiver, and counts what is dropped for it.
+    fn put(&mut self, receiver: &Receiver, delivery: Delivery) {
+        let counts = &mut self.counts;
+        match receiver.put(delivery, |reason| counts.dropped(reason)) {
+            Put::Queued(signal) => self.touched.extend(signal),
+            Put::Dropped(reason) => self.counts.dropped(reason),
+        }
     }
 
     pub(super) fn push(&mut self, op: Op) {
@@ -198,6 +208,7 @@ impl Turn {
     pub fn release(&mut self) {
         self.ops.shrink_to(0);
         self.touched.shrink_to(0);
+        self.overfull.shrink_to(0);
         self.routes.release();
     }
 }
@@ -297,9 +308,9 @@ impl Broker {
             }
         }
         turn.counts.dropped_acl_denied += route.withheld;
-        let record = publish.packet_id.filter(|_| publish.qos == QoS::ExactlyOnce && client.session.logged);
-        let durable = publish.qos != QoS::AtMostOnce && (route.logged || publish.retain || record.is_some());
-        if durable || publish.retain {
+        let record = publish.qos == QoS::ExactlyOnce && client.session.logged;
+        let durable = publish.qos != QoS::AtMostOnce && (route.logged || publish.retain || record);
+        if durable || publish.retain || route.keeps_all {
             turn.stored = true;
         }
         if let Some(packet_id) = publish.packet_id {
@@ -307,7 +318,7 @@ impl Broker {
             client.session.acknowledge(answer(publish.qos, packet_id, reason), durable);
             turn.awaited |= durable;
         }
-        turn.ops.push(Op::Publish { message, route, record, retain });
+        turn.ops.push(Op::Publish { message, route, packet_id: publish.packet_id, record, retain });
         Ok(())
     }
 
@@ -345,13 +356,13 @@ impl Broker {
         let mut routes = Routes::default();
         let Some(route) = self.route(&mut routes, publisher, "", Some(message.topic.clone())) else { return };
         turn.counts.dropped_acl_denied += route.withheld;
-        turn.stored |= message.retain || (route.logged && message.qos != QoS::AtMostOnce);
+        turn.stored |= message.retain || route.keeps_all || (route.logged && message.qos != QoS::AtMostOnce);
         let retain = self.retained.claim(&message);
         if retain == Retain::NoRoom {
             turn.counts.dropped(DropReason::RetainedFull);
             self.log_retained_full(publisher, crate::clock::now());
         }
-        turn.ops.push(Op::Publish { message: Arc::new(message), route, record: None, retain });
+        turn.ops.push(Op::Publish { message: Arc::new(message), route, packet_id: None, record: false, retain });
     }
 
     /// Whether the ACL lets `receiver` publish to `topic`, and the line that says so.
@@ -441,6 +452,7 @@ impl Broker {
             hops: Vec::with_capacity(matches.len()),
             publisher: 0,
             logged: false,
+            keeps_all: false,
             withheld: 0,
         };
         let may_receive = |identity: &Identity, client_id: &str| {
@@ -456,6 +468,7 @@ impl Broker {
                         continue;
                     }
                     route.logged |= receiver.logged && matched.qos != QoS::AtMostOnce;
+                    route.keeps_all |= receiver.logged && self.limits.queue_qos0;
                     To::Receiver(receiver)
                 }
                 // Its members' rights are looked at when one of them is chosen.
@@ -481,7 +494,7 @@ impl Broker {
         let held = turn.held.as_ref().is_some_and(|handed_over| !handed_over.load(Ordering::Acquire));
         let ops = std::mem::take(&mut turn.ops);
         if !turn.stored && !log_changed && !held {
-            turn.ops = self.hand_over(ops, turn, now);
+            turn.ops = self.hand_over(ops, Some(client), turn, now);
             return;
         }
         turn.stored = false;
@@ -508,7 +521,13 @@ impl Broker {
     }
 
     /// Hands over messages that need no store: each receiver is locked once for a run of messages on one route.
-    pub(super) fn hand_over(&self, mut ops: Vec<Op>, turn: &mut Turn, now: Timestamp) -> Vec<Op> {
+    pub(super) fn hand_over(
+        &self,
+        mut ops: Vec<Op>,
+        mut client: Option<&mut Client>,
+        turn: &mut Turn,
+        now: Timestamp,
+    ) -> Vec<Op> {
         let mut rest = ops.as_slice();
         while let Some(Op::Publish { route, .. }) = rest.first() {
             let run = rest
@@ -526,12 +545,18 @@ impl Broker {
                     To::Receiver(receiver) => {
                         let all = messages.clone().map(|message| hop.delivery(message));
                         let counts = &mut turn.counts;
-                        let signal = receiver.put_all(all, |reason| counts.dropped(reason));
+                        let signal = receiver.put_all(all, |at, reason| {
+                            counts.dropped(reason);
+                            if let (Some(client), Some(op)) = (client.as_deref_mut(), now_handed.get(at)) {
+                                self.refuse_if_alone(client, op, reason);
+                            }
+                        });
                         turn.touched.extend(signal);
                     }
                     To::Group(group) => {
-                        for message in messages.clone() {
+                        for (message, op) in messages.clone().zip(now_handed) {
                             let retain = hop.retain(message);
+                            let before = turn.counts.dropped_from_queues();
                             if !group.give(self, message, route.publisher, retain, None, turn, None, now) {
                                 self.store.write(|batch| {
                                     let body = batch.body(message, 1);
@@ -547,6 +572,11 @@ impl Broker {
                                     )
                                 });
                             }
+                            if let Some(client) = client.as_deref_mut()
+                                && turn.counts.dropped_from_queues() > before
+                            {
+                                self.refuse_if_alone(client, op, DropReason::QueueFull);
+                            }
                         }
                     }
                 }
@@ -560,7 +590,7 @@ impl Broker {
     fn apply(
         &self,
         op: &Op,
-        client: &Client,
+        client: &mut Client,
         turn: &mut Turn,
         batch: &mut Batch,
         held: bool,
@@ -568,15 +598,18 @@ impl Broker {
         now: Timestamp,
     ) {
         match op {
-            Op::Publish { message, route, record, retain } => {
-                if let Some(packet_id) = record {
-                    batch.put_received(client.session.id, *packet_id);
-                }
+            Op::Publish { message, route, packet_id, record, retain } => {
                 if *retain != Retain::No {
                     self.retain(message, *retain, batch, now);
                 }
                 let by_commit = held || !later.is_empty() || message.qos == QoS::ExactlyOnce;
+                let before = turn.counts.dropped_from_queues();
                 self.store_and_give(message, route, turn, batch, by_commit.then_some(later), now);
+                let refused = turn.counts.dropped_from_queues() > before
+                    && self.refuse_if_alone(client, op, DropReason::QueueFull);
+                if let Some(packet_id) = packet_id.filter(|_| *record && !refused) {
+                    batch.put_received(client.session.id, packet_id);
+                }
             }
             Op::Forget(packet_id) => batch.delete_received(client.session.id, *packet_id),
             Op::Open(log, open) => batch.put_open(*log, open),
@@ -585,6 +618,16 @@ impl Broker {
             Op::WillDone(session) => batch.delete_will(*session),
             Op::Settle(group, seq) => group.settle(self, client.session.id, *seq, Some(batch), turn, now),
         }
+    }
+
+    /// A message was dropped at a full queue: its publisher is told so where nobody else is to have it. `true` where it is told.
+    fn refuse_if_alone(&self, client: &mut Client, op: &Op, reason: DropReason) -> bool {
+        let Op::Publish { route, packet_id: Some(packet_id), retain, .. } = op else { return false };
+        self.limits.queue_full == QueueFull::Refuse
+            && matches!(reason, DropReason::QueueFull | DropReason::AllQueuesFull)
+            && route.hops.len() == 1
+            && *retain != Retain::Keep
+            && client.session.refuse(*packet_id)
     }
 
     fn store_and_give(
@@ -596,8 +639,11 @@ impl Broker {
         mut later: Option<&mut HandOver>,
         now: Timestamp,
     ) {
+        let keeps = |receiver: &Receiver, qos| {
+            receiver.logged && (qos != QoS::AtMostOnce || self.limits.queue_qos0 && !receiver.is_online())
+        };
         let logged = |hop: &&Hop| match &hop.to {
-            To::Receiver(receiver) => receiver.logged && hop.lower_qos(message) != QoS::AtMostOnce,
+            To::Receiver(receiver) => keeps(receiver, hop.lower_qos(message)),
             To::Group(group) => group.is_logged(),
         };
         let mut body: Option<Body<'_>> = None;
@@ -621,25 +667,30 @@ impl Broker {
                         now,
                     );
                 }
-                To::Receiver(receiver) if receiver.logged && delivery.qos != QoS::AtMostOnce => {
+                To::Receiver(receiver) if keeps(receiver, delivery.qos) => {
                     let body = body.get_or_insert_with(|| batch.body(message, logs));
                     match receiver.append(batch, body, delivery, later.is_none()) {
-                        Ok((signal, waits)) => {
+                        Ok(appended) => {
                             turn.counts.messages_queued += 1;
-                            turn.touched.extend(signal);
-                            if let (Some(delivery), Some(later)) = (waits, later.as_deref_mut()) {
+                            turn.touched.extend(appended.signal);
+                            if let (Some(delivery), Some(later)) = (appended.waits, later.as_deref_mut()) {
                                 later.push(receiver, delivery);
+                            }
+                            if appended.overfull {
+                                turn.overfull.push(receiver.clone());
                             }
                         }
                         Err(reason) => turn.counts.dropped(reason),
                     }
                 }
                 To::Receiver(receiver) => match later.as_deref_mut() {
+                    // Its publisher is told now, or never.
+                    Some(_) if receiver.refuses(message.size()) => {
+                        turn.counts.dropped(DropReason::QueueFull);
+                        receiver.count_drop(DropReason::QueueFull);
+                    }
                     Some(later) => later.push(receiver, delivery),
-                    None => match receiver.put(delivery) {
-                        Put::Queued(signal) => turn.touched.extend(signal),
-                        Put::Dropped(reason) => turn.counts.dropped(reason),
-                    },
+                    None => turn.put(receiver, delivery),
                 },
             }
         }
@@ -648,21 +699,25 @@ impl Broker {
     /// Writes how far the session has worked through its log.
     pub(super) fn record_log(&self, client: &mut Client, batch: &mut Batch) {
         let id = client.session.id;
-        let tail = client.receiver.tail();
+        let Extent { tail, appended, .. } = client.receiver.extent();
         let log = client.session.log();
         let done = log.head() >= tail;
+        if done {
+            log.set_settled_bytes(appended);
+        }
         if let Some((from, to)) = log.take_trim(if done { TRIM_AT_END } else { TRIM_AT }) {
             batch.trim(id, from, to);
         }
         batch.put_log_state(id, &log_state(log));
-        let (head, beyond) = (log.head(), log.settled_beyond());
-        client.receiver.settled(head, beyond);
+        let (head, beyond, bytes) = (log.head(), log.settled_beyond(), log.settled_bytes());
+        client.receiver.settled(head, beyond, bytes);
     }
 }
 
 /// The stored form of what is settled.
 pub(super) fn log_state(log: &crate::session::LogView) -> crate::storage::LogState {
-    crate::storage::LogState { head: log.head(), settled: log.settled_ranges().collect(), trimmed: log.trimmed() }
+    let settled = log.settled_ranges().collect();
+    crate::storage::LogState { head: log.head(), settled, trimmed: log.trimmed(), settled_bytes: log.settled_bytes() }
 }
 
 impl Hop {

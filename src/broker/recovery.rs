@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-use super::{Broker, Client, Receiver, Turn, will::PendingWill};
+use super::{Broker, Client, Receiver, Turn, mailbox::Extent, will::PendingWill};
 
 /// Why the store's content cannot be taken over.
 #[derive(Debug, Error)]
@@ -117,7 +117,7 @@ impl Broker {
         self.retained
             .replace(std::mem::take(&mut found.retained), |lsn| self.store.outcome(lsn) == storage::Outcome::Failed);
         for (group, filter, log) in &found.groups {
-            self.restore_group(group.log, filter.clone(), restore_view(log, log.tail), log.tail);
+            self.restore_group(group.log, filter.clone(), restore_view(log, log.tail), log.tail, log.bytes);
         }
         let mut clients = Clients::new();
         for session in std::mem::take(&mut found.sessions) {
@@ -157,23 +157,30 @@ impl Broker {
         // It was connected when the broker died: all that was logged may have been sent.
         let sent_until = if stored.connected { log.tail } else { stored.sent_until };
         let view = restore_view(&log, sent_until);
-        let (head, beyond) = (view.head(), view.settled_beyond());
+        let settled = view.settled_bytes();
+        let extent = Extent {
+            tail: log.tail,
+            head: view.head(),
+            beyond: view.settled_beyond(),
+            appended: settled + log.bytes,
+            settled,
+        };
         let session = Session::recovered(stored.id, client_id.clone(), stored.expiry_secs, received, view);
         let receiver = match &old {
             Some(old) => {
-                old.receiver.restored(head, log.tail);
+                old.receiver.restored(extent);
                 old.receiver.clone()
             }
             None => {
                 let identity = Identity::from(stored.username.as_deref().map(Arc::from));
                 let limits = self.receiver_limits();
-                let receiver = Arc::new(Receiver::new(stored.id, client_id, identity, true, limits, head, log.tail));
+                let queues = self.queues.clone();
+                let receiver = Arc::new(Receiver::new(stored.id, client_id, identity, true, limits, queues, extent));
                 self.receivers.insert(stored.id, receiver.clone());
                 self.metrics.sessions.increment();
                 receiver
             }
         };
-        receiver.settled(head, beyond);
         let disconnected_at = Some(if stored.connected { now } else { stored.disconnected_at });
         // When its client left, and whether its Will is still due, memory knows better.
         let disconnected_at = old.as_ref().and_then(|old| old.disconnected_at).or(disconnected_at);
@@ -225,7 +232,9 @@ impl Broker {
     fn ghost(&self, stored: &StoredWill) -> Client {
         let client_id: Arc<str> = stored.client_id.as_str().into();
         let identity = Identity::from(stored.username.as_deref().map(Arc::from));
-        let receiver = Receiver::new(stored.session, client_id.clone(), identity, false, self.receiver_limits(), 0, 0);
+        let (limits, queues) = (self.receiver_limits(), self.queues.clone());
+        let receiver =
+            Receiver::new(stored.session, client_id.clone(), identity, false, limits, queues, Extent::default());
         Client {
             session: Session::new(stored.session, client_id, 0),
             receiver: Arc::new(receiver),
@@ -303,7 +312,10 @@ impl Drop for Rebuilding<'_> {
 fn restore_view(log: &RecoveredLog, sent_until: u64) -> LogView {
     let open = log.open.iter().filter(|open| open.holder == 0);
     let open = open.map(|open| (open.seq, Open { packet_id: open.packet_id, released: open.step == Step::Released }));
-    LogView::restore(log.state.head, log.state.settled.iter().copied(), log.state.trimmed, open, sent_until)
+    let state = &log.state;
+    let mut view = LogView::restore(state.head, state.settled.iter().copied(), state.trimmed, open, sent_until);
+    view.set_settled_bytes(state.settled_bytes);
+    view
 }
 
 fn parse(client: &str, filter: &str) -> Result<Filter, RecoveryError> {

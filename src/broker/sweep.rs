@@ -91,6 +91,7 @@ impl Sweep {
 impl Broker {
     /// Does what is due at `now`, at most `limit` things; `true` where more is due.
     pub fn sweep(self: &Arc<Self>, now: Timestamp, limit: usize) -> bool {
+        self.tell_drops(now);
         for _ in 0..limit {
             let rebuilding = self.rebuilding.read();
             if *rebuilding {

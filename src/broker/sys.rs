@@ -13,10 +13,16 @@ use crate::{
     clock,
     metrics::{Counts, Sample},
     mqtt::{Message, QoS, Timestamp, TopicFilter, TopicName, TopicTrie},
+    session::limits::QueueFull,
     storage::Health,
 };
 
-use super::{Broker, Receiver, Turn, mailbox::Limits, publish::Op, retained::Retain};
+use super::{
+    Broker, Receiver, Turn,
+    mailbox::{Extent, Limits},
+    publish::Op,
+    retained::Retain,
+};
 
 /// What stands under `$SYS` now.
 #[derive(Debug, Default)]
@@ -64,20 +70,22 @@ impl Broker {
 
     /// At QoS 0, and past the counters: the next value makes up for one that somebody missed.
     fn give_to_subscribers(&self, messages: Vec<Arc<Message>>, now: Timestamp) {
-        let no_limits = Limits { messages: 0, bytes: 0 };
-        let publisher = Receiver::new(0, Arc::default(), Identity::ANONYMOUS, false, no_limits, 0, 0);
+        let no_limits = Limits { messages: 0, bytes: 0, full: QueueFull::Refuse };
+        let (nobody, queues) = (Identity::ANONYMOUS, self.queues.clone());
+        let publisher = Receiver::new(0, Arc::default(), nobody, false, no_limits, queues, Extent::default());
         let rules = self.auth.generation();
         let ops = messages.into_iter().filter_map(|message| {
             let route = self.find_route(&publisher, message.topic.clone(), rules);
             (!route.is_empty()).then(|| Op::Publish {
                 message,
                 route: Arc::new(route),
-                record: None,
+                packet_id: None,
+                record: false,
                 retain: Retain::No,
             })
         });
         let mut turn = Turn::default();
-        self.hand_over(ops.collect(), &mut turn, now);
+        self.hand_over(ops.collect(), None, &mut turn, now);
         turn.counts = Counts::default();
         self.finish(&mut turn);
     }

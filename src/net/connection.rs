@@ -52,12 +52,14 @@ pub(super) struct Connection {
     partial: Vec<u8>,
     /// Retained messages for new subscriptions; each waits until its SUBACK has left.
     replay: VecDeque<(u64, Delivery)>,
-    mail: Vec<Delivery>,
+    mail: VecDeque<Delivery>,
     /// How much of `mail` is sent.
     sent: usize,
     /// Packets and deliveries since the connection last rested.
     handled: usize,
     reader: Reader,
+    /// The session's log holds more than it may: its oldest messages are to be dropped.
+    overfull: bool,
     /// The generation of the rules that what waits here was judged by.
     rules: u64,
     /// They changed a short while ago, at that time.
@@ -99,10 +101,11 @@ impl Connection {
             turn: Turn::default(),
             partial,
             replay: VecDeque::new(),
-            mail: Vec::new(),
+            mail: VecDeque::new(),
             sent: 0,
             handled: 0,
             reader: Reader::Closed,
+            overfull: false,
             rules,
             judging: false,
             rules_since: Timestamp::default(),
@@ -208,8 +211,8 @@ impl Connection {
     /// What the session's log or a group holds comes again; the rest is lost with the connection.
     fn count_unsent(&mut self) {
         let replay = self.replay.iter().map(|(_, delivery)| delivery);
-        let mail = self.mail.get(self.sent..).unwrap_or_default();
-        let lost = mail.iter().chain(replay).filter(|delivery| delivery.source == Source::Direct).count();
+        let lost =
+            self.mail.iter().skip(self.sent).chain(replay).filter(|delivery| delivery.source == Source::Direct).count();
         self.turn.counts.dropped_not_persistent += lost as u64;
         count_sent(&mut self.outbox, &mut self.turn.counts);
         self.broker.finish(&mut self.turn);
@@ -267,6 +270,10 @@ impl Connection {
         if self.draining && self.is_at_rest(now)? {
             return Err(Ended::ShuttingDown);
         }
+        if raised & Signal::QUEUE_FULL != 0 {
+            return Err(Ended::QueueFull);
+        }
+        self.overfull |= raised & Signal::OVERFULL != 0;
         let read = self.read(cx, now)?;
         let before = self.outbox.len();
         if !self.draining {
@@ -525,7 +532,7 @@ impl Connection {
             self.outbox.release();
         }
         if self.mail.is_empty() {
-            self.mail = Vec::new();
+            self.mail = VecDeque::new();
             if let Some(client) = &self.owner.client {
                 client.receiver.rest();
             }

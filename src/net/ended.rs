@@ -39,6 +39,9 @@ pub enum Ended {
     /// The broker stops.
     #[error("the broker is shutting down")]
     ShuttingDown,
+    /// The client takes its messages too slowly.
+    #[error("the client's queue is full (session.queue_full = \"disconnect\")")]
+    QueueFull,
     /// The store failed.
     #[error("the store failed")]
     StoreFailed,
@@ -56,6 +59,7 @@ impl Ended {
             Self::Violated(violation) => Some(violation.reason()),
             Self::NotAuthenticated(_) => Some(ReasonCode::NotAuthorized),
             Self::TakenOver => Some(ReasonCode::SessionTakenOver),
+            Self::QueueFull => Some(ReasonCode::QuotaExceeded),
             Self::ShuttingDown => Some(ReasonCode::ServerShuttingDown),
             Self::StoreFailed | Self::LogUnreadable(_) => Some(ReasonCode::ImplementationSpecificError),
         }

@@ -160,6 +160,18 @@ impl Inbound {
         self.replies.push_back((if durable { UNNUMBERED } else { 0 }, reply));
     }
 
+    pub(super) fn refuse(&mut self, packet_id: PacketId) -> bool {
+        for (_, reply) in self.replies.iter_mut().rev() {
+            if let Reply::Ack(AckKind::PubAck | AckKind::PubRec, id, reason) = reply
+                && *id == packet_id
+            {
+                *reason = ReasonCode::QuotaExceeded;
+                return true;
+            }
+        }
+        false
+    }
+
     pub(super) fn ticket(&mut self, lsn: u64) {
         for (ticket, _) in self.replies.iter_mut().rev() {
             if *ticket == UNNUMBERED {

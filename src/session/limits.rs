@@ -36,8 +36,12 @@ pub struct Limits {
     pub max_inflight_messages: NonZeroU16,
     /// The most messages that wait for one session; 0: no limit.
     pub max_queued_messages: u64,
-    /// The most bytes in memory that wait for one session; 0: no limit. What its log keeps counts by `max_queued_messages` alone.
+    /// The most bytes that wait for one session, stored or not; 0: no limit.
     pub max_queued_bytes: u64,
+    /// What happens to what comes for a session whose queue is full.
+    pub queue_full: QueueFull,
+    /// Whether QoS 0 messages are queued, too, for a session that is kept while its client is away.
+    pub queue_qos0: bool,
     /// The highest topic alias that a client may use towards the broker (Topic Alias Maximum); 0: none.
     pub topic_alias_maximum: u16,
     /// The most topic aliases that a client is sent; its own Topic Alias Maximum may be lower; 0: none.
@@ -69,6 +73,22 @@ pub struct Limits {
     pub connect_timeout_secs: NonZeroU16,
 }
 
+/// What happens to a message for a session whose queue is full. What is in flight is never dropped for another message, and no control
+/// packet ever is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QueueFull {
+    /// It is not taken. Its publisher is told by 0x97 where this session is its only receiver; else it is dropped.
+    #[default]
+    Refuse,
+    /// It is dropped.
+    DropNewest,
+    /// The oldest message that waits is dropped for it.
+    DropOldest,
+    /// It is dropped, and the client, if it is connected, is disconnected.
+    Disconnect,
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -84,6 +104,8 @@ impl Default for Limits {
             max_inflight_messages: nonzero_u16(1024),
             max_queued_messages: 100_000,
             max_queued_bytes: 256 * 1024 * 1024,
+            queue_full: QueueFull::Refuse,
+            queue_qos0: false,
             topic_alias_maximum: 64,
             client_topic_alias_maximum: 64,
             max_keep_alive_secs: 0,

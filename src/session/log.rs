@@ -16,6 +16,8 @@ pub struct LogView {
     /// How many entries `settled` holds.
     beyond: u64,
     trimmed: u64,
+    /// The bytes of what is settled, as far as they are known.
+    settled_bytes: u64,
     changed: bool,
     /// Entries up to this one may have been sent on an earlier connection: they carry DUP [MQTT-3.3.1-1].
     pub sent_until: u64,
@@ -33,7 +35,8 @@ pub struct Open {
 }
 
 impl LogView {
-    /// The view that the store kept: all up to `head` is settled, and so are the inclusive ranges `settled`.
+    /// The view that the store kept: all up to `head` is settled, and so are the inclusive ranges `settled`. Bytes are counted by
+    /// [`LogView::set_settled_bytes`].
     #[must_use]
     pub fn restore(
         head: u64,
@@ -44,7 +47,7 @@ impl LogView {
     ) -> Self {
         let settled: BTreeMap<u64, u64> = settled.into_iter().collect();
         let beyond = settled.iter().map(|(from, to)| to - from + 1).sum();
-        Self { head, settled, beyond, trimmed, changed: false, sent_until, open: open.into_iter().collect() }
+        Self { head, settled, beyond, trimmed, sent_until, open: open.into_iter().collect(), ..Self::default() }
     }
 
     /// All entries up to it are settled.
@@ -86,13 +89,26 @@ impl LogView {
         self.open.insert(seq, open);
     }
 
-    /// Settles `seq`: its delivery is complete or given up. `true` where something of it is recorded that must go.
-    pub fn settle(&mut self, seq: u64) -> bool {
+    /// The bytes of all that is settled.
+    #[must_use]
+    pub fn settled_bytes(&self) -> u64 {
+        self.settled_bytes
+    }
+
+    /// Sets them, where they are known: all that was ever appended is settled, or the store says so.
+    pub fn set_settled_bytes(&mut self, bytes: u64) {
+        self.settled_bytes = bytes;
+    }
+
+    /// Settles `seq`, an entry of `bytes` (0: not known): its delivery is complete or given up. `true` where something of it is recorded
+    /// that must go.
+    pub fn settle(&mut self, seq: u64, bytes: u32) -> bool {
         let recorded = self.open.remove(&seq).is_some();
         if self.is_settled(seq) {
             return recorded;
         }
         self.changed = true;
+        self.settled_bytes += u64::from(bytes);
         if seq == self.head + 1 {
             self.head = seq;
             while let Some((&from, &to)) = self.settled.first_key_value() {
@@ -123,7 +139,7 @@ impl LogView {
     /// Settles every entry from `from` up to, and without, `to`.
     pub fn settle_up_to(&mut self, from: u64, to: u64) {
         for seq in from..to {
-            self.settle(seq);
+            self.settle(seq, 0);
         }
     }
 
@@ -165,7 +181,7 @@ mod tests {
             let mut view = LogView::default();
             let mut model = std::collections::BTreeSet::new();
             for seq in seqs {
-                view.settle(seq);
+                view.settle(seq, 0);
                 model.insert(seq);
                 let head = (1..).take_while(|n| model.contains(n)).last().unwrap_or(0);
                 prop_assert_eq!(view.head(), head);
@@ -183,7 +199,7 @@ mod tests {
     fn trims_once_enough_is_settled() {
         let mut view = LogView::default();
         for seq in 1..=5 {
-            view.settle(seq);
+            view.settle(seq, 0);
         }
         assert_eq!(view.take_trim(6), None);
         assert_eq!(view.take_trim(5), Some((1, 5)));

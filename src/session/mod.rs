@@ -223,6 +223,11 @@ impl Session {
         self.inbound.acknowledge(reply, durable);
     }
 
+    /// The PUBLISH `packet_id` of this turn was not taken: the answer that is queued says so by 0x97. `false` where the client cannot be told.
+    pub fn refuse(&mut self, packet_id: crate::mqtt::PacketId) -> bool {
+        self.terms.version.is_v5() && self.inbound.refuse(packet_id)
+    }
+
     /// What was queued as durable since the last call stands in commit `lsn`.
     pub fn ticket(&mut self, lsn: u64) {
         self.inbound.ticket(lsn);

@@ -57,6 +57,8 @@ pub enum Source {
         seq: u64,
         /// The shared body that the entry names; 0 where it holds its own.
         body: u64,
+        /// The bytes that it counts for.
+        size: u32,
     },
     /// Entry `seq` of a shared group, leased to this session.
     Lease {
@@ -97,6 +99,8 @@ pub enum Delivered {
     Expired,
     /// It is larger than the client's Maximum Packet Size [MQTT-3.1.2-24], [MQTT-3.1.2-25].
     TooLarge,
+    /// It has QoS 0 and may have been sent before [MQTT-4.3.1-1].
+    Lost,
     /// It waits until the broker has recorded `packet_id` for it.
     Record {
         /// The id that must be recorded.
@@ -282,6 +286,9 @@ impl Outbound {
             return Delivered::Expired;
         }
         if delivery.qos == QoS::AtMostOnce {
+            if again {
+                return Delivered::Lost;
+            }
             let outgoing = Outgoing { packet_id: None, ..outgoing(delivery, NonZeroU16::MIN, false, now) };
             let sent = send(&mut self.aliases, &outgoing, outbox);
             return if sent.is_ok() { Delivered::Sent } else { Delivered::TooLarge };

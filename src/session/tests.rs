@@ -335,11 +335,11 @@ fn packet_ids_skip_what_is_in_flight() {
             assert_eq!(peer.step(&format!("commit {seq}")), format!("PUBLISH 2 q1 {}", first(seq)));
             assert_eq!(peer.step("puback 2"), format!("settled log {seq}"));
         }
-        peer.session.log().settle(seq);
+        peer.session.log().settle(seq, 0);
     }
     assert_eq!((peer.session.log().head(), peer.session.in_flight()), (0, 1));
     assert_eq!(peer.step("puback 1"), "settled log 1");
-    peer.session.log().settle(1);
+    peer.session.log().settle(1, 0);
     assert_eq!(peer.session.log().head(), 70_000);
 }
 
@@ -542,7 +542,7 @@ fn an_adopted_lease() {
         for line in ["lease 9 4 q2", "ticket 1", "commit 1", before] {
             peer.step(line);
         }
-        let source = Source::Log { seq: 7, body: 0 };
+        let source = Source::Log { seq: 7, body: 0, size: 0 };
         assert_eq!(peer.session.adopt(9, 4, source), PacketId::new(32_768).map(|id| (id, released)));
         assert_eq!(peer.session.adopt(9, 4, source), None);
         assert_eq!(peer.step("log 7 q2"), "Known");
@@ -602,8 +602,8 @@ fn a_restart_resumes() {
     ] {
         assert_eq!(peer.step(line), expected, "{line}");
     }
-    assert!(peer.session.log().settle(7), "a recorded id is to be deleted");
-    assert!(!peer.session.log().settle(3));
+    assert!(peer.session.log().settle(7, 0), "a recorded id is to be deleted");
+    assert!(!peer.session.log().settle(3, 0));
 }
 
 /// [MQTT-4.6.0-5]: PUBRELs keep the order of their PUBRECs.
@@ -712,4 +712,33 @@ fn what_follows_a_reply_waits_for_it() {
     peer.step("commit 1");
     assert!(peer.session.has_left(gate));
     assert_eq!((peer.session.awaited(), peer.session.waiting()), (None, 0));
+}
+
+/// [MQTT-4.3.1-1]: what a log holds at QoS 0, and may have been sent before a crash, is not sent again.
+#[test]
+fn a_log_sends_at_most_once_what_has_qos_0() {
+    let mut peer = Peer::new(v5(), true);
+    peer.session.log().sent_until = 2;
+    assert_eq!(peer.step("log 2 q0"), "Lost");
+    assert_eq!(peer.step("log 3 q0"), "Sent; PUBLISH q0 m3");
+}
+
+/// [MQTT-4.3.3-9], case D33: a PUBLISH that was not taken is answered by 0x97, and its packet id is free; MQTT 3 cannot be told.
+#[test]
+fn a_publish_that_is_refused_at_a_full_queue() {
+    let five = PacketId::new(5).expect("not zero");
+    for (line, kind) in [("q1 5", "puback"), ("q2 5", "pubrec")] {
+        let mut peer = Peer::new(v5(), true);
+        assert!(!peer.session.refuse(five), "nothing is to be answered");
+        assert_eq!(peer.step(line), "publish t");
+        assert_eq!(peer.step(&format!("answer {kind} 5 durable")), "");
+        assert!(peer.session.refuse(five));
+        assert_eq!(peer.step("ticket 1"), "");
+        assert_eq!(peer.step("commit 1"), format!("{} 5 0x97", kind.to_uppercase()));
+        assert_eq!(peer.step(line), "publish t", "a new exchange");
+        let mut peer = Peer::new(v3(), true);
+        peer.step(line);
+        peer.step(&format!("answer {kind} 5 durable"));
+        assert!(!peer.session.refuse(five));
+    }
 }

@@ -145,7 +145,7 @@ impl Page {
         let to = keys::entry(garbage.log, garbage.to.saturating_add(1));
         engine.scan(Table::Logs, &from, &to, &mut |key, value| {
             let seq = keys::parse_entry(key).map_or(garbage.to, |(_, seq)| seq);
-            match record::get_entry_body(value) {
+            match record::get_entry_head(value).map(|(_, shared)| shared) {
                 Ok(Some(id)) if !garbage.state.is_settled(seq) => page.bodies.push(id),
                 Ok(_) => {}
                 Err(error) => tracing::warn!(log = garbage.log, seq, %error, "a discarded entry cannot be read"),

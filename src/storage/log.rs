@@ -32,6 +32,8 @@ pub struct RecoveredLog {
     pub open: Vec<OpenEntry>,
     /// The highest number that was ever appended or settled; the next entry is `tail + 1`.
     pub tail: Seq,
+    /// The bytes of its entries that are not settled.
+    pub bytes: u64,
 }
 
 impl LogState {
@@ -201,7 +203,7 @@ mod tests {
 
     #[test]
     fn the_last_number_of_all_can_be_settled() {
-        let mut state = LogState { head: u64::MAX - 2, settled: vec![(u64::MAX, u64::MAX)], trimmed: 0 };
+        let mut state = LogState { head: u64::MAX - 2, settled: vec![(u64::MAX, u64::MAX)], ..LogState::default() };
         assert!(!state.settle(u64::MAX) && state.settle(u64::MAX - 1));
         assert_eq!(state, LogState { head: u64::MAX, ..LogState::default() });
     }

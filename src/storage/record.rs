@@ -82,6 +82,8 @@ pub struct LogState {
     pub settled: Vec<(Seq, Seq)>,
     /// All entries up to this one have been removed.
     pub trimmed: Seq,
+    /// The bytes of all entries that are settled, as [`EntryHead::log_bytes`] counts them.
+    pub settled_bytes: u64,
 }
 
 /// An entry in flight whose state must survive: a QoS 2 step, a Packet Identifier that does not follow from the sequence number, a
@@ -118,6 +120,8 @@ pub struct EntryHead {
     pub subscription_ids: SmallVec<[u32; 2]>,
     /// In the log of a shared group: stands for its publisher; 0 elsewhere.
     pub publisher: u64,
+    /// The bytes of all entries that the log ever had, up to and with this one: what its queue holds is known at a start without reading it.
+    pub log_bytes: u64,
 }
 
 /// How an entry holds its message when it is written.
@@ -263,8 +267,9 @@ pub(super) fn get_group(log: LogId, bytes: &[u8]) -> Result<StoredGroup, Unreada
 }
 
 pub(super) fn put_log_state(out: &mut Vec<u8>, state: &LogState) {
-    out.push(V1);
+    out.push(V2);
     put_number(out, state.trimmed);
+    put_number(out, state.settled_bytes);
     put_number(out, state.head);
     put_number(out, state.settled.len() as u64);
     let mut last = state.head;
@@ -276,7 +281,13 @@ pub(super) fn put_log_state(out: &mut Vec<u8>, state: &LogState) {
 }
 
 pub(super) fn get_log_state(bytes: &[u8]) -> Result<LogState, Unreadable> {
-    read(bytes, Reader::log_state)
+    let mut reader = Reader(bytes);
+    let version = reader.byte()?;
+    if !(V1..=V2).contains(&version) {
+        return Err(Unreadable::Version(version));
+    }
+    let state = reader.log_state(version)?;
+    reader.end(state)
 }
 
 pub(super) fn put_open(out: &mut Vec<u8>, open: &OpenEntry) {
@@ -353,8 +364,13 @@ pub(super) fn put_entry(out: &mut Vec<u8>, head: &EntryHead, body: EntryBody<'_>
     let shared = matches!(body, EntryBody::Shared(_));
     out.push(V1);
     out.push(
-        qos_bits(head.qos) | u8::from(head.retain) << 2 | u8::from(shared) << 3 | u8::from(head.publisher > 0) << 4,
+        qos_bits(head.qos)
+            | u8::from(head.retain) << 2
+            | u8::from(shared) << 3
+            | u8::from(head.publisher > 0) << 4
+            | COUNTED,
     );
+    put_number(out, head.log_bytes);
     if head.publisher > 0 {
         put_number(out, head.publisher);
     }
@@ -380,14 +396,14 @@ pub(super) fn get_entry(bytes: &[u8]) -> Result<(EntryHead, EntryMessage), Unrea
     })
 }
 
-/// The shared body of an entry, if it has one; an inline message is not looked at.
-pub(super) fn get_entry_body(bytes: &[u8]) -> Result<Option<BodyId>, Unreadable> {
+/// The head of an entry, and its shared body, if it has one; an inline message is not looked at.
+pub(super) fn get_entry_head(bytes: &[u8]) -> Result<(EntryHead, Option<BodyId>), Unreadable> {
     read(bytes, |r| {
-        let (_, shared) = r.entry_head()?;
+        let (head, shared) = r.entry_head()?;
         if shared.is_none() {
             r.rest();
         }
-        Ok(shared)
+        Ok((head, shared))
     })
 }
 
@@ -447,10 +463,7 @@ fn read<'a, T>(bytes: &'a [u8], body: impl FnOnce(&mut Reader<'a>) -> Result<T, 
         version => return Err(Unreadable::Version(version)),
     }
     let value = body(&mut reader)?;
-    match reader.0.len() {
-        0 => Ok(value),
-        trailing => Err(Unreadable::Trailing(trailing)),
-    }
+    reader.end(value)
 }
 
 fn narrow<T: TryFrom<u64>>(number: u64, name: &'static str) -> Result<T, Unreadable> {
@@ -464,6 +477,14 @@ impl<'a> Reader<'a> {
         let (first, rest) = self.0.split_first().ok_or(Unreadable::Short)?;
         self.0 = rest;
         Ok(*first)
+    }
+
+    /// `value`, if nothing stands behind it.
+    fn end<T>(&self, value: T) -> Result<T, Unreadable> {
+        match self.0.len() {
+            0 => Ok(value),
+            trailing => Err(Unreadable::Trailing(trailing)),
+        }
     }
 
     fn flag(&mut self) -> Result<bool, Unreadable> {
@@ -515,8 +536,10 @@ impl<'a> Reader<'a> {
         std::mem::take(&mut self.0)
     }
 
-    fn log_state(&mut self) -> Result<LogState, Unreadable> {
-        let (trimmed, head) = (self.number()?, self.number()?);
+    fn log_state(&mut self, version: u8) -> Result<LogState, Unreadable> {
+        let trimmed = self.number()?;
+        let settled_bytes = if version == V1 { 0 } else { self.number()? };
+        let head = self.number()?;
         let ranges = self.number()?;
         let mut settled = Vec::new();
         let mut last = head;
@@ -526,26 +549,32 @@ impl<'a> Reader<'a> {
             last = from.checked_add(more).ok_or(Unreadable::Invalid("range"))?;
             settled.push((from, last));
         }
-        Ok(LogState { head, settled, trimmed })
+        Ok(LogState { head, settled, trimmed, settled_bytes })
     }
 
     /// The head, and the shared body if there is one; else the message follows.
     fn entry_head(&mut self) -> Result<(EntryHead, Option<BodyId>), Unreadable> {
         let bits = self.byte()?;
-        if bits >> 5 != 0 {
+        if bits & !(COUNTED | 0x1F) != 0 {
             return Err(Unreadable::Invalid("flags"));
         }
+        // Those of the first releases do not count.
+        let log_bytes = if bits & COUNTED != 0 { self.number()? } else { 0 };
         let publisher = if bits & 16 != 0 { self.number()? } else { 0 };
         let mut subscription_ids = SmallVec::new();
         for _ in 0..self.number()? {
             subscription_ids.push(self.number_as("subscription identifier")?);
         }
         let shared = if bits & 8 != 0 { Some(self.number()?) } else { None };
-        Ok((EntryHead { qos: qos(bits)?, retain: bits & 4 != 0, subscription_ids, publisher }, shared))
+        let head = EntryHead { qos: qos(bits)?, retain: bits & 4 != 0, subscription_ids, publisher, log_bytes };
+        Ok((head, shared))
     }
 }
 
 const V1: u8 = 1;
+const V2: u8 = 2;
+/// The bit of an entry that says that its `log_bytes` follow.
+const COUNTED: u8 = 0x20;
 
 #[cfg(test)]
 mod tests {
@@ -608,7 +637,8 @@ mod tests {
             check(&will, put_will, |bytes| get_will(numbers.0, bytes));
             let group = StoredGroup { log: numbers.0, share: texts.0, filter: topic };
             check(&group, put_group, |bytes| get_group(numbers.0, bytes));
-            let mut state = LogState { head: numbers.0 >> 4, settled: Vec::new(), trimmed: numbers.1 };
+            let mut state =
+                LogState { head: numbers.0 >> 4, settled: Vec::new(), trimmed: numbers.1, settled_bytes: numbers.2 };
             for (gap, more) in ranges {
                 let from = state.highest_settled() + gap;
                 state.settled.push((from, from + more));
@@ -620,7 +650,8 @@ mod tests {
             let open = OpenEntry { seq: numbers.0, holder: numbers.1, packet_id: numbers.5, step };
             check(&open, put_open, |bytes| get_open(numbers.0, bytes));
             let publisher = if flags.2 { numbers.1 } else { 0 };
-            let head = EntryHead { qos, retain: flags.0, subscription_ids: ids.into(), publisher };
+            let subscription_ids = ids.into();
+            let head = EntryHead { qos, retain: flags.0, subscription_ids, publisher, log_bytes: numbers.1 };
             let entry = (head.clone(), EntryMessage::Inline(message.clone()));
             check(&entry, |out, (head, _)| put_entry(out, head, EntryBody::Message(&message)), get_entry);
             let entry = (head, EntryMessage::Shared(numbers.2));
@@ -629,7 +660,7 @@ mod tests {
 
         #[test]
         fn what_is_no_record_is_refused_without_harm(mut bytes in prop::collection::vec(any::<u8>(), 0..80)) {
-            for version in [V1, V1 + 1] {
+            for version in [V1, V2, V2 + 1] {
                 if let Some(first) = bytes.first_mut() {
                     *first = version;
                 }
@@ -641,12 +672,12 @@ mod tests {
                     get_subscription("f", &bytes).is_ok(),
                     get_will(1, &bytes).is_ok(),
                     get_group(1, &bytes).is_ok(),
-                    get_log_state(&bytes).is_ok(),
+                    version != V2 && get_log_state(&bytes).is_ok(),
                     get_open(1, &bytes).is_ok(),
                     get_garbage(1, &bytes).is_ok(),
                     get_message(&bytes).is_ok(),
                     get_entry(&bytes).is_ok(),
-                    get_entry_body(&bytes).is_ok(),
+                    get_entry_head(&bytes).is_ok(),
                 ];
                 prop_assert!(version == V1 || !read.contains(&true), "a later version is not guessed at");
             }
@@ -673,15 +704,15 @@ mod tests {
             put_message(&mut bytes, &Message { publisher, ..message.clone() });
             assert_eq!(get_message(&bytes), Ok(Message { publisher: 0, ..message.clone() }), "{publisher}");
         }
-        let head = EntryHead {
-            qos: QoS::ExactlyOnce,
-            retain: false,
-            subscription_ids: [7].into_iter().collect(),
-            publisher: 0,
-        };
-        assert_eq!(get_entry(&[1, 0b1010, 1, 7, 6]), Ok((head, EntryMessage::Shared(6))));
-        let state = LogState { head: 3, settled: vec![(5, 5), (8, 10)], trimmed: 1 };
-        assert_eq!(get_log_state(&[1, 1, 3, 2, 2, 0, 3, 2]), Ok(state));
+        let subscription_ids = [7].into_iter().collect();
+        let head = EntryHead { qos: QoS::ExactlyOnce, retain: false, subscription_ids, publisher: 0, log_bytes: 0 };
+        assert_eq!(get_entry(&[1, 0b1010, 1, 7, 6]), Ok((head.clone(), EntryMessage::Shared(6))));
+        let counted = EntryHead { log_bytes: 300, publisher: 9, ..head };
+        assert_eq!(get_entry(&[1, 0b11_1010, 0xAC, 2, 9, 1, 7, 6]), Ok((counted, EntryMessage::Shared(6))));
+        let state = LogState { head: 3, settled: vec![(5, 5), (8, 10)], trimmed: 1, settled_bytes: 0 };
+        assert_eq!(get_log_state(&[1, 1, 3, 2, 2, 0, 3, 2]), Ok(state.clone()));
+        let counted = LogState { settled_bytes: 200, ..state };
+        assert_eq!(get_log_state(&[2, 1, 0xC8, 1, 3, 2, 2, 0, 3, 2]), Ok(counted));
         let open = OpenEntry { seq: 4, holder: 0, packet_id: 200, step: Step::Released };
         assert_eq!(get_open(4, &[1, 0, 200, 1, 1]), Ok(open));
         assert_eq!(get_id(&[1, 0x80, 8]), Ok(1024));

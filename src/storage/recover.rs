@@ -148,8 +148,15 @@ impl Owner {
         let mut log = self.log;
         let range = (keys::entry(self.id, 0), keys::entry(self.id.saturating_add(1), 0));
         let last = engine.last_key(Table::Logs, &range.0, &range.1)?;
-        let last = last.and_then(|key| keys::parse_entry(&key)).map_or(0, |(_, seq)| seq);
-        log.tail = last.max(log.state.highest_settled());
+        let seq = last.as_ref().and_then(|key| keys::parse_entry(key)).map_or(0, |(_, seq)| seq);
+        log.tail = seq.max(log.state.highest_settled());
+        if let Some(key) = last.filter(|_| log.state.head < seq)
+            && let Some(entry) = engine.get(Table::Logs, &key)?
+        {
+            // One that cannot be read is told of when it is its turn.
+            let appended = record::get_entry_head(&entry).map_or(0, |(head, _)| head.log_bytes);
+            log.bytes = appended.saturating_sub(log.state.settled_bytes);
+        }
         let (subscriptions, received) = (self.subscriptions, self.received);
         Ok(match (self.session, self.group) {
             (Some(session), _) => Ok(Recovered::Session { session, subscriptions, received, log }),

@@ -519,7 +519,8 @@ pub(super) fn message(topic: &str, payload_len: usize, number: u64) -> Message {
 }
 
 pub(super) fn head(qos: QoS) -> EntryHead {
-    EntryHead { qos, retain: false, subscription_ids: [1, 268_435_455].into_iter().collect(), publisher: 0 }
+    let subscription_ids = [1, 268_435_455].into_iter().collect();
+    EntryHead { qos, retain: false, subscription_ids, publisher: 0, log_bytes: 77 }
 }
 
 /// An engine that is interrupted by the next scan of a log.

@@ -29,6 +29,7 @@ mod kill;
 mod limits;
 mod mosquitto_oracle;
 mod scram;
+mod queues;
 mod support;
 mod sys;
 mod tls;

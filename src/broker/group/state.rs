@@ -11,15 +11,16 @@ use crate::{
     broker::config::{Redeliver, Strategy},
     metrics::DropReason,
     mqtt::{Message, QoS, Timestamp, TopicName, packet::SubscriptionOptions},
-    session::{Delivery, Hold, LogView, Source},
+    session::{Delivery, Hold, LogView, Source, limits::QueueFull},
     storage::{LogEntry, Lsn, Outcome},
 };
 
 use super::{
     super::{
         Broker, Receiver, Turn,
-        mailbox::Put,
+        mailbox::{Put, is_full},
         publish::{HandOver, lower},
+        queues::Share,
     },
     Group,
     choice::Choice,
@@ -31,6 +32,12 @@ pub(super) struct State {
     /// Whose turn it is.
     pub(super) next: usize,
     pub(super) tail: u64,
+    /// The bytes of all entries that there ever were.
+    pub(super) appended: u64,
+    pub(super) share: Share,
+    /// Messages dropped since the queue was full, and when that was last said.
+    pub(super) dropped: u64,
+    pub(super) told_at: Timestamp,
     pub(super) last_commit: u64,
     pub(super) view: LogView,
     /// Messages that no member has, in order.
@@ -91,6 +98,8 @@ pub(super) struct Entry {
     pub(super) again: bool,
     /// The commit that hands it over; 0 where none does.
     pub(super) commit: u64,
+    /// The bytes of all entries of the group up to and with this one.
+    pub(super) log_bytes: u64,
 }
 
 impl State {
@@ -105,6 +114,40 @@ impl State {
         }
         let again = entry.seq <= self.view.sent_until;
         self.waiting.push_back(Entry { again, ..Entry::read(entry) });
+    }
+
+    /// Why there is no room for a message of `size`.
+    pub(super) fn full(&self, broker: &Broker, size: u64) -> Option<DropReason> {
+        let limits = &broker.limits;
+        let many = is_full(limits.max_queued_messages, self.tail, self.view.head(), self.view.settled_beyond());
+        if many || limits.max_queued_bytes > 0 && self.held() + size > limits.max_queued_bytes {
+            return Some(DropReason::QueueFull);
+        }
+        broker.queues.are_full(size).then_some(DropReason::AllQueuesFull)
+    }
+
+    fn held(&self) -> u64 {
+        self.appended.saturating_sub(self.view.settled_bytes())
+    }
+
+    /// All queues together count what this one holds.
+    pub(super) fn tell(&mut self, broker: &Broker) {
+        let held = self.held();
+        if !self.ended {
+            self.share.is(held, &broker.queues);
+        }
+    }
+
+    /// The oldest message that was never sent, to be dropped.
+    pub(super) fn take_oldest(&mut self) -> Option<Entry> {
+        let at = self.waiting.iter().position(|entry| !entry.again)?;
+        self.passed.count -= usize::from(at < self.passed.count);
+        self.waiting.remove(at)
+    }
+
+    /// The oldest message is to be dropped, and is in the log alone.
+    pub(super) fn lacks_oldest(&self, broker: &Broker) -> bool {
+        broker.limits.queue_full == QueueFull::DropOldest && self.waiting.is_empty() && self.full(broker, 0).is_some()
     }
 
     /// QoS 0: to the next member that is there, or to nobody.
@@ -281,7 +324,10 @@ impl State {
     }
 
     pub(super) fn settle(&mut self, group: &Group, entry: Entry) {
-        self.view.settle(entry.seq);
+        self.view.settle(entry.seq, u32::try_from(entry.message.size()).unwrap_or(u32::MAX));
+        if self.view.head() >= self.tail {
+            self.view.set_settled_bytes(self.appended);
+        }
         if group.is_logged() {
             self.unrecorded.push(entry);
         }
@@ -345,6 +391,7 @@ impl Entry {
             body: entry.body.unwrap_or_default(),
             again: true,
             commit: 0,
+            log_bytes: entry.head.log_bytes,
         }
     }
 }
@@ -372,7 +419,8 @@ impl Member {
 /// A lease that the receiver does not take comes back as its connection ends.
 fn put(receiver: &Receiver, delivery: Delivery, turn: &mut Turn) {
     let leased = delivery.source != Source::Direct;
-    match receiver.put(delivery) {
+    let counts = &mut turn.counts;
+    match receiver.put(delivery, |reason| counts.dropped(reason)) {
         Put::Queued(signal) => turn.touch(signal),
         Put::Dropped(_) if leased => {}
         Put::Dropped(reason) => turn.counts.dropped(reason),

@@ -196,8 +196,8 @@ fn a_damaged_entry_of_a_log_is_passed_over() {
         let log = owner.client.as_ref().unwrap().session.id;
         let message = PendingWill::new(&will(0), 0).record(owner.client.as_ref().unwrap(), None).message;
         world.broker.store.write(|batch| {
-            let head =
-                EntryHead { qos: QoS::AtLeastOnce, retain: false, subscription_ids: Default::default(), publisher: 0 };
+            let (qos, subscription_ids) = (QoS::AtLeastOnce, Default::default());
+            let head = EntryHead { qos, retain: false, subscription_ids, publisher: 0, log_bytes: 0 };
             let body = batch.body(&message, 1);
             for seq in 1..=4 {
                 batch.append(log, seq, &head, &body);

@@ -3,7 +3,7 @@
 //! Must not know sockets: a member's outbox is what it was sent.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     num::NonZeroU16,
     sync::Arc,
 };
@@ -25,6 +25,11 @@ use crate::{
 
 /// A message: its publisher and its number.
 type Name = (usize, u64);
+
+fn receiver(broker: &Broker, session: u64, client_id: Arc<str>) -> Receiver {
+    let (limits, queues) = (broker.receiver_limits(), broker.queues.clone());
+    Receiver::new(session, client_id, Identity::ANONYMOUS, false, limits, queues, mailbox::Extent::default())
+}
 
 struct Member {
     owner: Owner,
@@ -57,7 +62,7 @@ impl World {
         let publishers = (0..PUBLISHERS)
             .map(|n| {
                 let client_id = format!("publisher-{n}").into();
-                Receiver::new(1000 + n, client_id, Identity::ANONYMOUS, false, broker.receiver_limits(), 0, 0)
+                receiver(&broker, 1000 + n, client_id)
             })
             .collect();
         let members = (0..MEMBERS).map(|_| None).collect();
@@ -149,8 +154,7 @@ impl World {
         let from = &self.publishers[publisher];
         self.broker.publish_message(&mut turn, message, from);
         let session = crate::session::Session::new(from.session, from.client_id.clone(), 0);
-        let limits = self.broker.receiver_limits();
-        let receiver = Receiver::new(from.session, from.client_id.clone(), Identity::ANONYMOUS, false, limits, 0, 0);
+        let receiver = receiver(&self.broker, from.session, from.client_id.clone());
         let mut client = Client {
             session,
             receiver: Arc::new(receiver),
@@ -170,7 +174,7 @@ impl World {
         for (at, member) in self.members.iter_mut().enumerate() {
             let Some(member) = member else { continue };
             let client = member.owner.client.as_mut().expect("connected");
-            let mut mail = Vec::new();
+            let mut mail = VecDeque::new();
             client.receiver.take(&mut mail);
             for delivery in mail {
                 if self.broker.is_current(client, delivery.source) {

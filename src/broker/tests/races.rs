@@ -3,6 +3,7 @@
 //! Must not know sockets.
 
 use std::{
+    collections::VecDeque,
     future::poll_fn,
     sync::{
         Arc,
@@ -49,6 +50,10 @@ fn message(number: u64) -> Arc<Message> {
     })
 }
 
+fn receiver(logged: bool, limits: mailbox::Limits) -> Receiver {
+    Receiver::new(1, "c".into(), Identity::ANONYMOUS, logged, limits, Arc::default(), mailbox::Extent::default())
+}
+
 fn number(delivery: &Delivery) -> u64 {
     u64::from_be_bytes(delivery.message.payload.as_ref().try_into().expect("a number"))
 }
@@ -86,8 +91,8 @@ impl Wake for Bell {
 #[test]
 fn a_mailbox_wakes_its_receiver() {
     for _ in 0..20 {
-        let limits = mailbox::Limits { messages: 0, bytes: 0 };
-        let receiver = Arc::new(Receiver::new(1, "c".into(), Identity::ANONYMOUS, false, limits, 0, 0));
+        let limits = mailbox::Limits { messages: 0, bytes: 0, full: Default::default() };
+        let receiver = Arc::new(receiver(false, limits));
         let signal = Arc::new(Signal::default());
         receiver.online(signal.clone(), 0, 0);
         thread::scope(|scope| {
@@ -98,7 +103,7 @@ fn a_mailbox_wakes_its_receiver() {
                         let numbers = first..(first + 3).min(MESSAGES);
                         let all = numbers
                             .map(|n| mailbox::delivery(&message(publisher << 32 | n), QoS::AtLeastOnce, false, None));
-                        let woken = receiver.put_all(all, |reason| panic!("dropped: {reason:?}"));
+                        let woken = receiver.put_all(all, |_, reason| panic!("dropped: {reason:?}"));
                         if let Some(signal) = woken {
                             signal.raise(Signal::MAIL);
                         }
@@ -108,7 +113,7 @@ fn a_mailbox_wakes_its_receiver() {
             let bell = Bell::new();
             let waker = Waker::from(bell.clone());
             let mut next = [0; PUBLISHERS as usize];
-            let mut mail = Vec::new();
+            let mut mail = VecDeque::new();
             while next.iter().sum::<u64>() < PUBLISHERS * MESSAGES {
                 signal.take(&waker);
                 assert!(!receiver.take(&mut mail), "it has no log");
@@ -129,8 +134,8 @@ fn a_mailbox_wakes_its_receiver() {
 #[test]
 fn a_mailbox_that_fell_behind_opens_again() {
     let broker = broker();
-    let limits = mailbox::Limits { messages: 0, bytes: 0 };
-    let receiver = Arc::new(Receiver::new(1, "c".into(), Identity::ANONYMOUS, true, limits, 0, 0));
+    let limits = mailbox::Limits { messages: 0, bytes: 0, full: Default::default() };
+    let receiver = Arc::new(receiver(true, limits));
     let signal = Arc::new(Signal::default());
     receiver.online(signal.clone(), 0, 0);
     let (mut opened, mut seen) = (0, 0);
@@ -143,7 +148,7 @@ fn a_mailbox_that_fell_behind_opens_again() {
                     let (woken, _) = broker.store.write(|batch| {
                         let body = batch.body(&message, 1);
                         let delivery = mailbox::delivery(&message, QoS::AtLeastOnce, false, None);
-                        receiver.append(batch, &body, delivery, true).expect("no limit").0
+                        receiver.append(batch, &body, delivery, true).expect("no limit").signal
                     });
                     if let Some(signal) = woken {
                         signal.raise(Signal::MAIL);
@@ -153,10 +158,10 @@ fn a_mailbox_that_fell_behind_opens_again() {
         }
         let bell = Bell::new();
         let waker = Waker::from(bell.clone());
-        let mut mail = Vec::new();
+        let mut mail = VecDeque::new();
         let end = PUBLISHERS * MESSAGES * 10;
         // More than a mailbox holds: it falls behind at least once.
-        while receiver.tail() <= HELD {
+        while receiver.extent().tail <= HELD {
             thread::yield_now();
         }
         while seen < end {
@@ -185,7 +190,7 @@ fn a_mailbox_that_fell_behind_opens_again() {
             }
         }
     });
-    assert_eq!((seen, receiver.tail()), (PUBLISHERS * MESSAGES * 10, seen));
+    assert_eq!((seen, receiver.extent().tail), (PUBLISHERS * MESSAGES * 10, seen));
     assert!(opened > 0, "it never fell behind: the test shows nothing");
 }
 
@@ -347,7 +352,8 @@ fn a_group_that_fell_behind_reads_its_log() {
         let subscribe = Subscribe { packet_id: PacketId::MIN, subscription_id: None, filters };
         broker.subscribe(client, &mut turn, subscribe, now);
         drop(owner);
-        let publisher = Receiver::new(9, "p".into(), Identity::ANONYMOUS, false, broker.receiver_limits(), 0, 0);
+        let (limits, extent) = (broker.receiver_limits(), mailbox::Extent::default());
+        let publisher = Receiver::new(9, "p".into(), Identity::ANONYMOUS, false, limits, Arc::default(), extent);
         let mut owner =
             broker.registry.claim(&broker, &"p".into(), &Identity::ANONYMOUS, &signal).await.expect("alone");
         begin(&broker, &mut owner, &signal, 0);
@@ -362,7 +368,7 @@ fn a_group_that_fell_behind_reads_its_log() {
         let client = owner.client.as_mut().expect("connected");
         let mut outbox = crate::mqtt::Outbox::new(Version::V5);
         assert_eq!(client.session.connected(Terms { version: Version::V5, ..Terms::default() }, now, &mut outbox), []);
-        let (mut mail, mut next) = (Vec::new(), 0);
+        let (mut mail, mut next) = (VecDeque::new(), 0);
         let begun = std::time::Instant::now();
         while next < all {
             assert!(begun.elapsed() < PATIENCE, "{next} of {all} came");

@@ -3,6 +3,7 @@
 //! Must not know what comes from the client, nor how bytes are written.
 
 use std::{
+    collections::VecDeque,
     future::Future,
     pin::Pin,
     task::{Context, Poll},
@@ -37,6 +38,9 @@ impl Connection {
     /// Deliveries go to the outbox while it is below its bound: first retained messages, then the mailbox, then the log.
     pub(super) fn deliver(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<(), Ended> {
         self.follow_rules(now);
+        if self.overfull {
+            self.drop_oldest(cx, now)?;
+        }
         while self.outbox.len() < OUTBOX_MAX {
             if let Some((gate, _)) = self.replay.front() {
                 let left = self.owner.client.as_ref().is_some_and(|client| client.session.has_left(*gate));
@@ -64,7 +68,7 @@ impl Connection {
     fn send_mail(&mut self, now: Timestamp) -> bool {
         let mail = std::mem::take(&mut self.mail);
         let mut room = true;
-        for delivery in mail.get(self.sent..).unwrap_or_default() {
+        for delivery in mail.iter().skip(self.sent) {
             room = self.send(delivery, now);
             if !room || self.outbox.len() >= OUTBOX_MAX {
                 self.sent += usize::from(room);
@@ -88,8 +92,10 @@ impl Connection {
         }
         let turn = &mut self.turn;
         match client.session.deliver(delivery, now, &mut self.outbox) {
-            Delivered::Sent | Delivered::Known => {}
+            Delivered::Sent => self.broker.sent(client, turn, delivery),
+            Delivered::Known => {}
             Delivered::Full => return false,
+            Delivered::Lost => self.broker.give_up(client, turn, delivery.source, DropReason::NotPersistent, now),
             Delivered::Expired => self.broker.give_up(client, turn, delivery.source, DropReason::Expired, now),
             Delivered::TooLarge => self.broker.give_up(client, turn, delivery.source, DropReason::TooLarge, now),
             Delivered::Record { packet_id } => {
@@ -97,6 +103,33 @@ impl Connection {
             }
         }
         true
+    }
+
+    /// Drops the oldest messages of the session's log that are not in flight, until it is within its limits. What no log holds, or a
+    /// group has leased, stays.
+    fn drop_oldest(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<(), Ended> {
+        let Some(client) = &mut self.owner.client else { return Ok(()) };
+        // What is settled already counts no more.
+        self.broker.dispatch(client, &mut self.turn, now);
+        let mut excess = client.receiver.excess();
+        while excess != (0, 0) {
+            let Some(client) = &mut self.owner.client else { return Ok(()) };
+            let waits = |delivery: &Delivery| {
+                matches!(delivery.source, Source::Log { .. }) && !client.session.knows(delivery.source)
+            };
+            let oldest = self.mail.iter().skip(self.sent).position(waits);
+            if let Some(delivery) = oldest.and_then(|at| self.mail.remove(self.sent + at)) {
+                self.broker.drop_for_excess(client, &mut self.turn, &delivery, &mut excess, now);
+                continue;
+            }
+            if self.sent < self.mail.len() || (!self.take_mail() && !self.read_log(cx)?) {
+                break;
+            }
+        }
+        self.overfull = excess != (0, 0) && !matches!(self.reader, Reader::Closed);
+        let Some(client) = &mut self.owner.client else { return Ok(()) };
+        self.broker.dispatch(client, &mut self.turn, now);
+        Ok(())
     }
 
     /// Takes the mailbox. `false` where it was empty.
@@ -153,7 +186,7 @@ impl Connection {
             match &mut self.reader {
                 Reader::Closed => return Ok(false),
                 Reader::Page { read } => {
-                    if client.session.room() == 0 {
+                    if client.session.room() == 0 && !self.overfull {
                         return Ok(false);
                     }
                     let read = *read;
@@ -210,7 +243,7 @@ fn keep_if_allowed(
     broker: &Broker,
     client: &mut Client,
     turn: &mut Turn,
-    mail: &mut Vec<Delivery>,
+    mail: &mut VecDeque<Delivery>,
     delivery: Delivery,
 ) {
     if client.session.knows(delivery.source) {
@@ -222,7 +255,7 @@ fn keep_if_allowed(
         _ => false,
     };
     if released || broker.may_receive(client, &delivery.message.topic) {
-        mail.push(delivery);
+        mail.push_back(delivery);
     } else {
         broker.withdraw(client, turn, delivery.source, clock::now());
     }

@@ -72,7 +72,7 @@ impl Model {
         self.topics.insert(bytes.clone(), topic.to_owned());
         let source = match kind {
             0 => Source::Direct,
-            1 => Source::Log { seq: self.seq, body: 0 },
+            1 => Source::Log { seq: self.seq, body: 0, size: 0 },
             _ => Source::Lease { group: 1, seq: self.seq, again: false, logged: true, kept: false },
         };
         let message = Message {

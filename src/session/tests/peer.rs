@@ -85,7 +85,7 @@ impl Peer {
                 let delivery = delivery(&words);
                 format!("{:?}", self.session.deliver(&delivery, self.now, &mut self.outbox))
             }
-            "settle" => format!("{}", self.session.log().settle(number(1))),
+            "settle" => format!("{}", self.session.log().settle(number(1), 0)),
             "drop" => {
                 self.session.disconnected();
                 String::new()
@@ -212,7 +212,7 @@ fn qos(word: &str) -> QoS {
 pub(super) fn delivery(words: &[&str]) -> Delivery {
     let number = |at: usize| words.get(at).and_then(|word| word.parse().ok()).unwrap_or(0);
     let (source, name) = match words[0] {
-        "log" => (Source::Log { seq: number(1), body: 0 }, number(1)),
+        "log" => (Source::Log { seq: number(1), body: 0, size: 0 }, number(1)),
         "lease" => (
             Source::Lease {
                 group: number(1),

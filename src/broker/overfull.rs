@@ -1,0 +1,90 @@
+//! Queues that drop their oldest: a log that holds more than it may is cut by who owns its session, oldest first.
+//!
+//! Publishers append beyond the limit and ask for it. Must not know what a connection has taken already: that is not in the log's hands.
+
+use std::{future::poll_fn, sync::Arc, task::Poll};
+
+use crate::{
+    metrics::DropReason,
+    mqtt::{Shown, Timestamp},
+    session::{Delivery, Source},
+    storage::{Lsn, Outcome},
+};
+
+use super::{Broker, Client, Receiver, Turn};
+
+impl Broker {
+    /// Those whose queues the turn has made too long, and whose clients are away, have their oldest messages dropped, off the runtime's
+    /// threads.
+    pub(super) fn drop_oldest_soon(&self, turn: &mut Turn) {
+        for receiver in turn.overfull.drain(..) {
+            let (Some(broker), Ok(runtime)) = (self.this(), tokio::runtime::Handle::try_current()) else { continue };
+            runtime.spawn(async move {
+                let commit = Lsn(receiver.last_commit());
+                poll_fn(|context| {
+                    broker.store.when_committed(commit, context.waker());
+                    if broker.store.outcome(commit) == Outcome::Pending { Poll::Pending } else { Poll::Ready(()) }
+                })
+                .await;
+                // Where it is not parked any more, its connection drops them.
+                let _ = tokio::task::spawn_blocking(move || broker.cut(&receiver)).await;
+            });
+        }
+    }
+
+    /// Drops the oldest messages of the log that were never sent, until it is within its limits. Blocks on the disk, but not the session.
+    fn cut(&self, receiver: &Arc<Receiver>) {
+        let parked = |act: &mut dyn FnMut(&mut Client)| {
+            let is_it = |client: &mut Client| (client.session.id == receiver.session).then(|| act(client));
+            self.registry.with_parked(&receiver.client_id, is_it).flatten()
+        };
+        let mut from = 0;
+        let mut found =
+            parked(&mut |client| from = client.session.log().head().max(client.session.log().sent_until) + 1);
+        while found.is_some() && receiver.excess() != (0, 0) {
+            let page = match self.read_log(receiver.session, from) {
+                Ok(page) => page,
+                Err(error) => {
+                    tracing::error!(client = %Shown(&receiver.client_id), %error, "a queue that is too long cannot be read");
+                    return;
+                }
+            };
+            let Some(last) = page.last() else { return };
+            from = last.seq() + 1;
+            found = parked(&mut |client| self.drop_oldest_of(client, &page, crate::clock::now()));
+        }
+        if found.is_none() {
+            // A connection owns it, and drops them.
+            receiver.raise(super::Signal::OVERFULL);
+        }
+    }
+
+    fn drop_oldest_of(&self, client: &mut Client, page: &[Delivery], now: Timestamp) {
+        let mut turn = Turn::default();
+        let mut excess = client.receiver.excess();
+        for delivery in page {
+            if excess == (0, 0) {
+                break;
+            }
+            if !client.session.knows(delivery.source) && client.session.log().open(delivery.seq()).is_none() {
+                self.drop_for_excess(client, &mut turn, delivery, &mut excess, now);
+            }
+        }
+        self.dispatch(client, &mut turn, now);
+        self.finish(&mut turn);
+    }
+
+    /// Drops one message of the client's log for the sake of those that came later; `excess` is less by it.
+    pub fn drop_for_excess(
+        &self,
+        client: &mut Client,
+        turn: &mut Turn,
+        delivery: &Delivery,
+        excess: &mut (u64, u64),
+        now: Timestamp,
+    ) {
+        let Source::Log { size, .. } = delivery.source else { return };
+        self.give_up(client, turn, delivery.source, DropReason::QueueFull, now);
+        *excess = (excess.0.saturating_sub(1), excess.1.saturating_sub(u64::from(size)));
+    }
+}

@@ -1,0 +1,332 @@
+//! Queues that are full: what becomes of what comes, by each policy, with a log and without; who is told, what is counted and logged,
+//! and that what is in flight is never dropped.
+
+use serde_json::Value as Json;
+
+use crate::support::{
+    Broker, Client, Connect, Setup,
+    client::publish_of,
+    eventually,
+    wire::{self, PUBACK, Publish},
+};
+
+const QUOTA_EXCEEDED: u8 = 0x97;
+
+/// A number of the status, by its path.
+fn number(broker: &Broker, path: &str) -> u64 {
+    let status = broker.status();
+    let found = path.split('.').try_fold(&status, |status, key| status.get(key));
+    found.and_then(Json::as_u64).unwrap_or_else(|| panic!("no number at {path:?} in {status}"))
+}
+
+#[track_caller]
+fn until(broker: &Broker, path: &str, expected: u64) {
+    eventually(&format!("{path} is {expected}"), || (number(broker, path) == expected).then_some(()));
+}
+
+/// A session that is kept, with a subscription, whose client is away.
+fn keep(broker: &Broker, client_id: &str, filter: &str, qos: u8) {
+    let mut client = broker.connect(&Connect::v5(client_id).persistent());
+    client.subscribe(filter, qos);
+    client.disconnect();
+}
+
+fn back(broker: &Broker, client_id: &str) -> Client {
+    broker.connect(&Connect::v5(client_id).persistent().clean(false))
+}
+
+/// Publishes the numbers, QoS 1; the codes of their answers.
+fn publish_numbers(client: &mut Client, topic: &str, numbers: std::ops::Range<u32>) -> Vec<u8> {
+    numbers.map(|n| client.publish_code(&publish_of(topic, n.to_string(), 1))).collect()
+}
+
+fn with(options: &str) -> Broker {
+    Setup::new().config(&format!("[session]\n{options}\n")).start()
+}
+
+/// Cases D33, D36: a publisher whose message nobody else is to have is told that the queue is full, in MQTT 5; its packet id is free
+/// again [MQTT-4.3.3-9]. What was taken is delivered, nothing is dropped without a count and a line.
+#[test]
+fn refuse() {
+    let broker = with("max_queued_messages = 10");
+    keep(&broker, "away", "t/#", 2);
+    let mut publisher = broker.v5("publisher");
+    let codes = publish_numbers(&mut publisher, "t/1", 0..20);
+    assert_eq!(codes, [[0; 10], [QUOTA_EXCEEDED; 10]].concat());
+    for _ in 0..2 {
+        let same = Publish { id: 7, ..publish_of("t/1", "x", 2) };
+        assert_eq!(publisher.publish_code(&same), QUOTA_EXCEEDED, "the packet id is free, and the queue still full");
+    }
+    assert_eq!(publisher.publish_code(&Publish { id: 7, ..publish_of("nobody", "x", 2) }), 0x10, "a new exchange");
+    // MQTT 3 has no word for it.
+    let mut old = broker.v4("old");
+    old.publish("t/1", "x", 1);
+    old.publish("t/1", "x", 2);
+    until(&broker, "dropped.queue_full", 14);
+    // Where somebody else has it, it is taken.
+    let mut other = broker.v4("other");
+    other.subscribe("t/2", 1);
+    assert_eq!(publisher.publish_code(&publish_of("t/2", "both", 1)), 0);
+    assert_eq!(other.text(), "both");
+    until(&broker, "dropped.queue_full", 15);
+    broker.wait_log("the session by its name", |line| line.contains("messages were dropped") && line.contains("away"));
+    let mut away = back(&broker, "away");
+    for n in 0..10 {
+        assert_eq!(away.text(), n.to_string());
+    }
+    away.nothing();
+    assert_eq!(publish_numbers(&mut publisher, "t/1", 0..1), [0], "there is room again");
+    assert_eq!(away.text(), "0");
+    let lines = broker.log_lines().iter().filter(|line| line.contains("messages were dropped")).count();
+    assert_eq!(lines, 1, "one a minute");
+}
+
+/// A session without a log refuses, too: its client is connected and does not acknowledge.
+#[test]
+fn refuse_without_a_log() {
+    for qos in [1, 2] {
+        let broker = with("max_queued_messages = 10");
+        let mut slow = broker.connect(&Connect::v5("slow").receive_maximum(1));
+        slow.subscribe("t", qos);
+        let mut publisher = broker.v5("publisher");
+        let codes: Vec<u8> = (0..30).map(|n| publisher.publish_code(&publish_of("t", [n], qos))).collect();
+        let taken = codes.iter().take_while(|code| **code == 0).count();
+        assert!((11..=13).contains(&taken), "one is in flight, ten or so wait: {taken}");
+        assert!(codes[taken..].iter().all(|code| *code == QUOTA_EXCEEDED), "{codes:?}");
+        until(&broker, "dropped.queue_full", 30 - taken as u64);
+        for n in 0..taken {
+            assert_eq!(slow.message().payload, [n as u8]);
+        }
+        slow.nothing();
+    }
+}
+
+/// The newest is dropped, and no publisher is told.
+#[test]
+fn drop_newest() {
+    let broker = with("max_queued_messages = 10\nqueue_full = \"drop-newest\"");
+    keep(&broker, "away", "t", 1);
+    let mut publisher = broker.v5("publisher");
+    assert_eq!(publish_numbers(&mut publisher, "t", 0..20), [0; 20]);
+    until(&broker, "dropped.queue_full", 10);
+    let mut away = back(&broker, "away");
+    let got: Vec<u32> = (0..10).map(|_| away.text().parse().unwrap()).collect();
+    assert_eq!(got, (0..10).collect::<Vec<_>>());
+    away.nothing();
+}
+
+/// The oldest is dropped for a client that is away, however fast they come; all are counted.
+#[test]
+fn drop_oldest_of_who_is_away() {
+    let broker = with("max_queued_messages = 10\nqueue_full = \"drop-oldest\"");
+    keep(&broker, "away", "t", 1);
+    let mut publisher = broker.v4("publisher");
+    let mut bytes = Vec::new();
+    for n in 0..1000_u32 {
+        bytes.extend(wire::publish(false, &Publish { id: n as u16 + 1, ..publish_of("t", n.to_string(), 1) }));
+    }
+    publisher.send(&bytes);
+    for n in 0..1000 {
+        publisher.acknowledged(PUBACK, n + 1);
+    }
+    until(&broker, "dropped.queue_full", 990);
+    let mut away = back(&broker, "away");
+    let got: Vec<u32> = (0..10).map(|_| away.text().parse().unwrap()).collect();
+    assert_eq!(got, (990..1000).collect::<Vec<_>>());
+    away.nothing();
+    broker.wait_log("the session by its name", |line| line.contains("messages were dropped") && line.contains("away"));
+}
+
+/// The oldest that waits is dropped for a client that is there and does not acknowledge; what is in flight to it stays. Many more than it may
+/// have come meanwhile, so that its mailbox falls behind its log.
+#[test]
+fn drop_oldest_of_who_is_slow() {
+    let broker = with("max_queued_messages = 10\nqueue_full = \"drop-oldest\"");
+    let mut slow = broker.connect(&Connect::v5("slow").persistent().receive_maximum(2));
+    slow.subscribe("t", 2);
+    let mut publisher = broker.v5("publisher");
+    for round in 0..3 {
+        let total: u32 = if round == 2 { 6000 } else { 50 };
+        let before = number(&broker, "dropped.queue_full");
+        let first = [0, 1].map(|n| {
+            publisher.publish("t", n.to_string(), 1 + (round % 2) as u8);
+            slow.delivery()
+        });
+        for n in 2..total {
+            publisher.publish("t", n.to_string(), 1 + (round % 2) as u8);
+        }
+        until(&broker, "dropped.queue_full", before + u64::from(total) - 10);
+        for (n, publish) in first.iter().enumerate() {
+            assert_eq!(publish.payload, n.to_string().as_bytes());
+            if publish.qos == 1 {
+                slow.send(&wire::ack(PUBACK, publish.id));
+            } else {
+                slow.send(&wire::ack(wire::PUBREC, publish.id));
+                slow.acknowledged(wire::PUBREL, publish.id);
+                slow.send(&wire::ack(wire::PUBCOMP, publish.id));
+            }
+        }
+        let got: Vec<u32> = (0..8).map(|_| slow.text().parse().unwrap()).collect();
+        assert_eq!(got, (total - 8..total).collect::<Vec<_>>(), "round {round}");
+        slow.nothing();
+    }
+}
+
+/// The same for a session without a log: what its connection has in hand is sent, the newest of the rest follow.
+#[test]
+fn drop_oldest_without_a_log() {
+    let broker = with("max_queued_messages = 10\nqueue_full = \"drop-oldest\"");
+    let mut slow = broker.connect(&Connect::v5("slow").receive_maximum(2));
+    slow.subscribe("t", 1);
+    let mut publisher = broker.v5("publisher");
+    assert_eq!(publish_numbers(&mut publisher, "t", 0..100), [0; 100]);
+    let dropped = number(&broker, "dropped.queue_full");
+    let got: Vec<u32> = (0..100 - dropped).map(|_| slow.text().parse().unwrap()).collect();
+    slow.nothing();
+    assert!((12..=14).contains(&got.len()), "{got:?}");
+    assert_eq!(got[..2], [0, 1], "what was in flight");
+    assert_eq!(got[got.len() - 6..], [94, 95, 96, 97, 98, 99]);
+    assert!(got.is_sorted());
+}
+
+/// The client that is too slow is disconnected, and told why; what is kept for it then drops the newest.
+#[test]
+fn disconnect() {
+    for level in [4, 5] {
+        let broker = with("max_queued_messages = 10\nqueue_full = \"disconnect\"\nmax_inflight_messages = 1");
+        let mut slow = broker.connect(&Connect::new(level, "slow").persistent());
+        slow.subscribe("t", 1);
+        let mut publisher = broker.v5("publisher");
+        assert_eq!(publish_numbers(&mut publisher, "t", 0..30), [0; 30]);
+        assert_eq!(slow.closed_eventually(), (level == 5).then_some(QUOTA_EXCEEDED));
+        broker.wait_log("why", |line| line.contains("disconnected") && line.contains("session.queue_full"));
+        until(&broker, "dropped.queue_full", 20);
+        let mut slow = broker.connect(&Connect::new(level, "slow").persistent().clean(false));
+        assert!(slow.session_present());
+        let got: Vec<u32> = (0..10).map(|_| slow.text().parse().unwrap()).collect();
+        assert_eq!(got, (0..10).collect::<Vec<_>>());
+        slow.nothing();
+    }
+}
+
+/// Bytes of a queue count, stored or not, and are counted down again as its messages are settled; over a restart, too.
+#[test]
+fn bytes() {
+    let mut broker = with("max_queued_bytes = 12000");
+    keep(&broker, "away", "t", 2);
+    let large = publish_of("t", vec![b'x'; 1000], 1);
+    for round in 0..3 {
+        let mut publisher = broker.v5("publisher");
+        let codes: Vec<u8> = (0..20).map(|_| publisher.publish_code(&large)).collect();
+        assert_eq!(codes, [[0; 10].as_slice(), &[QUOTA_EXCEEDED; 10]].concat(), "round {round}");
+        if cfg!(feature = "rocksdb") {
+            if round == 1 {
+                broker.kill9();
+            } else {
+                broker.terminate();
+            }
+            broker.restart();
+            let mut publisher = broker.v5("publisher");
+            assert_eq!(publisher.publish_code(&large), QUOTA_EXCEEDED, "round {round}: it is known after the restart");
+        }
+        let mut away = back(&broker, "away");
+        for _ in 0..10 {
+            assert_eq!(away.message().payload.len(), 1000);
+        }
+        away.nothing();
+        away.disconnect();
+        until(&broker, "metrics.queued_bytes", 0);
+    }
+}
+
+/// Case D92: all queues together are bounded. Who is connected and takes its messages is served on; a queue that empties makes room.
+#[test]
+fn all_queues_together() {
+    let broker = Setup::new().config("[broker]\nmax_total_queued_bytes = 100000\n").start();
+    let mut publisher = broker.v5("publisher");
+    for n in 0..10 {
+        keep(&broker, &format!("away{n}"), &format!("t/{n}"), 1);
+    }
+    let mut refused = 0;
+    for n in 0..10 {
+        for _ in 0..20 {
+            let code = publisher.publish_code(&publish_of(&format!("t/{n}"), vec![b'x'; 1000], 1));
+            refused += u64::from(code == QUOTA_EXCEEDED);
+        }
+    }
+    assert!((105..=115).contains(&refused), "{refused}");
+    assert_eq!(number(&broker, "dropped.all_queues_full"), refused);
+    let queued = number(&broker, "metrics.queued_bytes");
+    assert!((95_000..=100_000).contains(&queued), "{queued}");
+    let mut there = broker.v5("there");
+    there.subscribe("t/there", 1);
+    for _ in 0..50 {
+        assert_eq!(publisher.publish_code(&publish_of("t/there", vec![b'x'; 1000], 1)), 0);
+        there.message();
+    }
+    back(&broker, "away9").disconnect();
+    let mut away = back(&broker, "away0");
+    for _ in 0..20 {
+        away.message();
+    }
+    away.ping();
+    away.disconnect();
+    eventually("room", || (publisher.publish_code(&publish_of("t/9", vec![b'x'; 1000], 1)) == 0).then_some(()));
+    // Sessions that end give back what they held.
+    for n in 0..10 {
+        drop(broker.connect(&Connect::v5(&format!("away{n}"))));
+    }
+    until(&broker, "metrics.queued_bytes", 0);
+}
+
+/// Case D41: QoS 0 messages for a client that is away are queued where that is configured, and not else; each comes once.
+#[test]
+fn qos_0() {
+    for on in [false, true] {
+        let broker = with(&format!("queue_qos0 = {on}"));
+        let mut publisher = broker.v4("publisher");
+        for (granted, expected) in [(0, [].as_slice()), (1, &["one"])] {
+            let (client_id, topic) = (format!("granted {granted}"), format!("t/{granted}"));
+            keep(&broker, &client_id, &topic, granted);
+            publisher.publish(&topic, "zero", 0);
+            publisher.publish(&topic, "one", 1);
+            let mut away = back(&broker, &client_id);
+            for expected in if on { ["zero", "one"].as_slice() } else { expected } {
+                assert_eq!(away.text(), *expected);
+            }
+            away.nothing();
+            publisher.publish(&topic, "now", 0);
+            assert_eq!(away.text(), "now");
+            away.ping();
+            away.disconnect();
+            let mut again = back(&broker, &client_id);
+            again.nothing();
+            again.disconnect();
+        }
+        until(&broker, "metrics.queued_bytes", 0);
+    }
+}
+
+/// A shared group has a queue of its own, with the same limits; its sole publisher is told.
+#[test]
+fn shared_groups() {
+    for (policy, codes, expected) in [
+        ("refuse", [[0; 10], [QUOTA_EXCEEDED; 10]].concat(), 0..10),
+        ("drop-newest", vec![0; 20], 0..10),
+        ("drop-oldest", vec![0; 20], 10..20),
+    ] {
+        let broker = with(&format!("max_queued_messages = 10\nqueue_full = \"{policy}\""));
+        keep(&broker, "away", "$share/g/t", 1);
+        let mut publisher = broker.v5("publisher");
+        assert_eq!(publish_numbers(&mut publisher, "t", 0..20), codes, "{policy}");
+        until(&broker, "dropped.queue_full", 10);
+        let mut away = back(&broker, "away");
+        let got: Vec<u32> = (0..10).map(|_| away.text().parse().unwrap()).collect();
+        assert_eq!(got, expected.collect::<Vec<_>>(), "{policy}");
+        away.nothing();
+        away.disconnect();
+        let many = publish_numbers(&mut publisher, "t", 0..5000);
+        assert_eq!(many.iter().filter(|code| **code == 0).count(), if policy == "refuse" { 10 } else { 5000 });
+        until(&broker, "dropped.queue_full", 10 + 4990);
+    }
+}
