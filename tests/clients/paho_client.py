@@ -41,7 +41,6 @@ class Device:
         if self.version == 5:
             properties = Properties(PacketTypes.CONNECT)
             properties.SessionExpiryInterval = 0 if self.clean else 3600
-            properties.TopicAliasMaximum = 4
             arguments = {"clean_start": self.clean, "properties": properties}
         self.client.connect("localhost" if self.options.ca else "127.0.0.1", self.options.port, 60, **arguments)
         self.client.loop_start()
