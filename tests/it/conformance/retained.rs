@@ -130,6 +130,8 @@ fn each_filter_gets_what_is_retained() {
     publisher.publish_retained("a", "x", 0);
     publisher.publish_retained("a/b", "y", 0);
     publisher.publish_retained("$own", "z", 0);
+    // QoS 0 has no answer: what comes after it has one.
+    publisher.ping();
     let mut subscriber = broker.v5("subscriber");
     assert_eq!(subscriber.subscribe_all(&[("a", 0), ("+", 0)]), [0, 0]);
     assert_eq!([subscriber.text(), subscriber.text()], ["x", "x"]);
