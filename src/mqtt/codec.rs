@@ -96,7 +96,7 @@ fn encode_packet(packet: &Packet<'_>, version: Version, out: &mut Vec<u8>) -> Re
     match packet {
         Packet::Connect(connect) => put_packet(0x10, out, |out| encode_connect(connect, out)),
         Packet::ConnAck(ack) if version.is_v5() => put_packet(0x20, out, |out| encode_connack(ack, out)),
-        Packet::ConnAck(ack) => put_v4(out, |out| v4_connack(ack).write(out)),
+        Packet::ConnAck(ack) => put_v4(out, |out| v4_connack(ack, version).write(out)),
         Packet::Publish(publish) => {
             head(publish).encode(version, u32::MAX, out)?;
             out.extend_from_slice(publish.payload);
@@ -139,7 +139,7 @@ fn put_v4(
     Ok(())
 }
 
-fn v4_connack(ack: &ConnAck) -> v4::ConnAck {
+fn v4_connack(ack: &ConnAck, version: Version) -> v4::ConnAck {
     let code = match ack.reason.connect_return_code() {
         0 => v4::ConnectReturnCode::Success,
         1 => v4::ConnectReturnCode::RefusedProtocolVersion,
@@ -148,7 +148,8 @@ fn v4_connack(ack: &ConnAck) -> v4::ConnAck {
         5 => v4::ConnectReturnCode::NotAuthorized,
         _ => v4::ConnectReturnCode::ServiceUnavailable,
     };
-    v4::ConnAck::new(code, ack.session_present)
+    // Session Present came with 3.1.1; in 3.1 the byte is reserved.
+    v4::ConnAck::new(code, ack.session_present && version != Version::V3_1)
 }
 
 fn v4_suback(ack: &SubAck) -> v4::SubAck {
@@ -485,6 +486,10 @@ mod tests {
         for bytes in [&b"\x20\x03\x01\0\0"[..], b"\x20\x06\0\0\x03\x21\0\x09", b"\x20\x05\0\x87\x02\x24\x01"] {
             same(V5, Server, bytes);
         }
+        let ack = ConnAck { session_present: true, reason: ReasonCode::Success, properties: Default::default() };
+        let mut out = Vec::new();
+        encode(&Packet::ConnAck(Box::new(ack)), V3_1, &mut out).unwrap();
+        assert_eq!(out, b"\x20\x02\0\0");
         refused(V5, Server, b"\x20\x03\x02\0\0", ReasonCode::MalformedPacket, Malformed::ConnAckFlags);
         refused(V5, Server, b"\x20\x03\x01\x80\0", ReasonCode::MalformedPacket, Malformed::ConnAckFlags);
         refused(V5, Server, b"\x20\x02\0\0", ReasonCode::MalformedPacket, Malformed::Short);

@@ -260,7 +260,7 @@ impl Connection {
             return Err(Ended::StoreFailed);
         }
         if raised & Signal::TAKEN_OVER != 0 {
-            return Err(Ended::TakenOver);
+            return Err(self.last_words(cx, now));
         }
         if raised & Signal::SHUTDOWN != 0 {
             return Err(Ended::ShuttingDown);
@@ -289,6 +289,19 @@ impl Connection {
         let broker = &self.broker;
         client.session.release(|lsn| broker.commit(lsn), now, &mut self.outbox)?;
         Ok(client.session.is_at_rest())
+    }
+
+    /// Takes what the client sent before it came back on another connection: a QoS 0 PUBLISH is not lost, a DISCONNECT still discards the
+    /// Will and changes the expiry. Bounded, since the new connection waits.
+    fn last_words(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Ended {
+        for _ in 0..TURNS_PER_POLL {
+            match self.read(cx, now) {
+                Ok(Progress::Some) => {}
+                Ok(Progress::None) | Err(Ended::Closed | Ended::Broken(_)) => break,
+                Err(ended) => return ended,
+            }
+        }
+        Ended::TakenOver
     }
 
     fn is_logged(&self) -> bool {

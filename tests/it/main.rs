@@ -26,6 +26,7 @@ mod groups;
 mod hostile;
 #[cfg(feature = "rocksdb")]
 mod kill;
+mod last_words;
 mod limits;
 mod mosquitto_oracle;
 mod scram;
