@@ -107,14 +107,18 @@ impl Inbound {
         self.received.shrink_to_fit();
     }
 
-    pub(super) fn publish<'a>(&mut self, publish: Publish<'a>, version: Version) -> Result<Request<'a>, Violation> {
+    pub(super) fn publish<'a>(&mut self, publish: Publish<'a>, terms: &Terms) -> Result<Request<'a>, Violation> {
         let alias = self.resolve(&publish)?;
+        // Before the packet id is taken: else what is refused here would be a duplicate when it comes again.
+        if publish.retain {
+            terms.packet.retained(alias.as_ref().map_or(publish.topic, TopicName::as_str))?;
+        }
         let Some(packet_id) = publish.packet_id else { return Ok(Request::Publish { publish, alias }) };
         let known = self.received.get(&packet_id).filter(|_| publish.qos == QoS::ExactlyOnce).copied();
         if known == Some(true) {
             return Ok(Request::Duplicate(packet_id));
         }
-        if version.is_v5() && self.open >= usize::from(self.receive_maximum) {
+        if terms.version.is_v5() && self.open >= usize::from(self.receive_maximum) {
             return Err(Violation::ReceiveMaximumExceeded(self.receive_maximum));
         }
         self.open += 1;

@@ -28,7 +28,7 @@ pub use outbound::{Delivered, Delivery, Hold, Source};
 pub use violation::Violation;
 
 use crate::mqtt::{
-    Outbox, Packet, Timestamp, TopicName, Version,
+    Outbox, Packet, Timestamp, Version,
     packet::{AckKind, Publish},
 };
 use inbound::Inbound;
@@ -208,13 +208,7 @@ impl Session {
         if let Some(rate) = &mut self.publish_rate {
             rate.charge(&publish, now);
         }
-        let request = self.inbound.publish(publish, self.terms.version)?;
-        if let Request::Publish { publish, alias } = &request
-            && publish.retain
-        {
-            self.terms.packet.retained(alias.as_ref().map_or(publish.topic, TopicName::as_str))?;
-        }
-        Ok(request)
+        self.inbound.publish(publish, &self.terms)
     }
 
     /// Queues `reply`. Replies leave in the order in which they were queued [MQTT-4.6.0-2]; one that is `durable` waits for the

@@ -139,6 +139,20 @@ fn topic_aliases() {
         false,
         &[("q0 0 alias=1 topic=a", "violation TopicAliasInvalid(1)")],
     );
+    // An alias hides no topic from the limit on what is retained, and what is refused takes no packet id.
+    let limits = Limits { max_topic_levels: std::num::NonZeroU16::new(2).expect("not zero"), ..Limits::default() };
+    let shallow = Terms { packet: (&limits).into(), ..v5() };
+    check(
+        shallow,
+        true,
+        &[
+            ("q0 0 alias=1 topic=a/b/c", "publish a/b/c"),
+            ("q2 5 retain alias=1 topic=-", "violation TooManyLevels(2)"),
+            ("drop", ""),
+            ("connect", ""),
+            ("q2 5 dup", "publish t"),
+        ],
+    );
 }
 
 /// [MQTT-4.6.0-2], [MQTT-4.6.0-3], [MQTT-4.6.0-4], case D31: replies leave in their order, the durable ones with their commit.

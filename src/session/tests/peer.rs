@@ -122,7 +122,7 @@ impl Peer {
         let publish = Publish {
             dup: words.contains(&"dup"),
             qos: qos(words[0]),
-            retain: false,
+            retain: words.contains(&"retain"),
             topic: if topic == "-" { "" } else { topic },
             packet_id: words.get(1).and_then(|word| PacketId::new(word.parse().ok()?)),
             topic_alias: value("alias").and_then(|word| NonZeroU16::new(word.parse().ok()?)),
