@@ -441,7 +441,7 @@ pub(super) fn framing(buf: &[u8]) -> Result<Framing, Malformed> {
 /// mqttbytes as an oracle of the differential tests.
 #[cfg(test)]
 pub(super) mod oracle {
-    pub(in crate::mqtt) use mqttbytes::v4;
+    pub(in crate::mqtt) use mqttbytes::{v4, v5};
 }
 
 #[cfg(test)]

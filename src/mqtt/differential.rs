@@ -1,5 +1,5 @@
 //! The codec against itself (round trips) and against two others as oracles: rmqtt-codec for all versions, mqttbytes for
-//! MQTT 3.1.1. Where an oracle deviates from the specification the deviation is listed.
+//! MQTT 3.1.1 and 5.0. Where an oracle deviates from the specification the deviation is listed.
 
 use std::{
     borrow::Cow,
@@ -108,29 +108,36 @@ fn sorted<'a>(mut packet: Packet<'a>) -> Packet<'a> {
     packet
 }
 
-/// What mqttbytes makes of a packet of MQTT 3.1.1.
-fn mqttbytes_v4(bytes: &[u8]) -> Option<Vec<u8>> {
-    use super::codec::oracle::v4::{self, Packet as P};
-    let (mut input, mut out) = (BytesMut::from(bytes), BytesMut::new());
-    let written = match v4::read(&mut input, usize::MAX).ok()? {
-        P::Connect(packet) => packet.write(&mut out),
-        P::ConnAck(packet) => packet.write(&mut out),
-        P::Publish(packet) => packet.write(&mut out),
-        P::PubAck(packet) => packet.write(&mut out),
-        P::PubRec(packet) => packet.write(&mut out),
-        P::PubRel(packet) => packet.write(&mut out),
-        P::PubComp(packet) => packet.write(&mut out),
-        P::Subscribe(packet) => packet.write(&mut out),
-        P::SubAck(packet) => packet.write(&mut out),
-        P::Unsubscribe(packet) => packet.write(&mut out),
-        P::UnsubAck(packet) => packet.write(&mut out),
-        P::PingReq => v4::PingReq.write(&mut out),
-        P::PingResp => v4::PingResp.write(&mut out),
-        P::Disconnect => v4::Disconnect.write(&mut out),
+/// Declares what mqttbytes makes of a packet of one version.
+macro_rules! mqttbytes {
+    ($name:ident, $version:ident, $disconnect:pat => $written:expr) => {
+        fn $name(bytes: &[u8]) -> Option<Vec<u8>> {
+            use super::codec::oracle::$version::{self as version, Packet as P};
+            let (mut input, mut out) = (BytesMut::from(bytes), BytesMut::new());
+            let written = match version::read(&mut input, usize::MAX).ok()? {
+                P::Connect(packet) => packet.write(&mut out),
+                P::ConnAck(packet) => packet.write(&mut out),
+                P::Publish(packet) => packet.write(&mut out),
+                P::PubAck(packet) => packet.write(&mut out),
+                P::PubRec(packet) => packet.write(&mut out),
+                P::PubRel(packet) => packet.write(&mut out),
+                P::PubComp(packet) => packet.write(&mut out),
+                P::Subscribe(packet) => packet.write(&mut out),
+                P::SubAck(packet) => packet.write(&mut out),
+                P::Unsubscribe(packet) => packet.write(&mut out),
+                P::UnsubAck(packet) => packet.write(&mut out),
+                P::PingReq => version::PingReq.write(&mut out),
+                P::PingResp => version::PingResp.write(&mut out),
+                $disconnect => $written(&mut out),
+            };
+            written.ok()?;
+            Some(out.to_vec())
+        }
     };
-    written.ok()?;
-    Some(out.to_vec())
 }
+
+mqttbytes!(mqttbytes_v4, v4, P::Disconnect => |out| version::Disconnect.write(out));
+mqttbytes!(mqttbytes_v5, v5, P::Disconnect(packet) => |out| packet.write(out));
 
 fn text() -> impl Strategy<Value = String> {
     "[a-zé☃ ]{0,6}"
@@ -460,6 +467,16 @@ proptest! {
         }
     }
 
+    /// What a peer may send is decoded to what encodes to the same value, however it was written.
+    #[test]
+    fn what_was_decoded_is_encoded_stably((version, from, bytes) in mutant()) {
+        if let Ok(packet) = ours(&bytes, version, from) {
+            let again = encoded(&packet, version);
+            let second = ours(&again, version, from);
+            prop_assert_eq!(&second, &Ok(packet));
+            prop_assert_eq!(second.map(|packet| encoded(&packet, version)), Ok(again.clone()));
+        }
+    }
 
     #[test]
     fn rmqtt_codec_reads_the_same((version, packet) in any_packet()) {
@@ -472,9 +489,7 @@ proptest! {
     #[test]
     fn mqttbytes_reads_the_same(packet in packet(Version::V3_1_1)) {
         if let Packet::Connect(connect) = &packet {
-            // It takes an empty user name or password for none, and wants passwords to be text.
-            let text = |password: &[u8]| !password.is_empty() && str::from_utf8(password).is_ok();
-            prop_assume!(connect.password.as_deref().is_none_or(text) && connect.username.as_deref() != Some(""));
+            prop_assume!(mqttbytes_knows_login(connect));
         }
         let theirs = mqttbytes_v4(&encoded(&packet, Version::V3_1_1));
         let read = theirs.as_deref().map(|bytes| ours(bytes, Version::V3_1_1, sender(&packet)));
@@ -515,6 +530,36 @@ fn rmqtt_is_laxer(why: Malformed, first: u8) -> bool {
     }
 }
 
+/// mqttbytes takes an empty user name or password for none, and wants passwords to be text.
+fn mqttbytes_knows_login(connect: &Connect) -> bool {
+    let text = |password: &[u8]| !password.is_empty() && str::from_utf8(password).is_ok();
+    connect.password.as_deref().is_none_or(text) && connect.username.as_deref() != Some("")
+}
+
+/// What mqttbytes does not take although the specification allows it.
+fn mqttbytes_is_stricter(packet: &Packet<'_>) -> bool {
+    match packet {
+        Packet::Connect(connect) => !mqttbytes_knows_login(connect),
+        // A Reason Code alone, and no byte at all.
+        Packet::Disconnect(disconnect) => *disconnect == Disconnect::new(disconnect.reason),
+        Packet::Auth(_) => true,
+        _ => false,
+    }
+}
+
+/// What mqttbytes takes although the specification forbids it: any packet of these faults, and more by packet type.
+fn mqttbytes_is_laxer(why: Malformed, kind: u8) -> bool {
+    use Malformed as M;
+    match why {
+        M::TrailingBytes | M::Nul | M::TopicName(_) | M::ResponseTopic(_) | M::VariableByteInteger => true,
+        M::Short | M::DuplicateProperty(_) | M::PropertyValue(_) => true,
+        M::ConnAckFlags => kind == 2,
+        M::SubscriptionOptions | M::NoLocalOnShared => kind == 8,
+        M::NoTopicFilter => matches!(kind, 8 | 10),
+        _ => false,
+    }
+}
+
 proptest! {
     // A fixed seed: a deviation of the oracle that nobody knew yet should not fail a build that did not touch the codec.
     #![proptest_config(ProptestConfig { cases: 10_000, rng_seed: RngSeed::Fixed(5), ..ProptestConfig::default() })]
@@ -530,6 +575,23 @@ proptest! {
                 prop_assert_eq!(ours(&theirs, version, from).map(sorted), Ok(sorted(packet)));
             }
             (Err(_), None) => {}
+        }
+    }
+
+    #[test]
+    fn is_as_strict_as_mqttbytes((version, from, bytes) in mutant()) {
+        let theirs = match version {
+            Version::V3_1 => return Ok(()),
+            Version::V3_1_1 => mqttbytes_v4(&bytes),
+            Version::V5 => mqttbytes_v5(&bytes),
+        };
+        match (ours(&bytes, version, from), theirs) {
+            (Ok(packet), None) => prop_assert!(mqttbytes_is_stricter(&packet), "only ours takes {packet:?}"),
+            (Err(why), Some(_)) => prop_assert!(mqttbytes_is_laxer(why, bytes[0] >> 4), "only theirs takes it: {why}"),
+            (Ok(packet), Some(theirs)) if !mqttbytes_is_stricter(&packet) => {
+                prop_assert_eq!(ours(&theirs, version, from).map(sorted), Ok(sorted(packet)));
+            }
+            _ => {}
         }
     }
 
