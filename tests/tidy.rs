@@ -224,7 +224,7 @@ fn unopened(source: &Source) -> Option<String> {
 
 #[test]
 fn nothing_is_too_long() {
-    let sources = sources(&["src", "tests", "benches"]);
+    let sources = sources(&["src", "tests", "benches", "fuzz/src", "fuzz/harness"]);
     let mut faults = Vec::new();
     let mut seen: BTreeSet<&(&str, &str, usize)> = BTreeSet::new();
     for (source, function, line, lines, most) in sources.iter().flat_map(lengths) {
@@ -260,7 +260,7 @@ fn lengths(source: &Source) -> Vec<(&Source, String, usize, usize, usize)> {
 
 #[test]
 fn every_dependency_is_used() {
-    let sources = sources(&["src", "tests", "benches"]);
+    let sources = sources(&["src", "tests", "benches", "fuzz/harness"]);
     let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml can be read");
     let mut faults = Vec::new();
     for (name, is_dev) in dependencies(&manifest) {

@@ -1,0 +1,4 @@
+//! `cargo fuzz run topics`: see fuzz/README.md.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pinnace_fuzz::harness::topics::run(data));
