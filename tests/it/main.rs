@@ -29,6 +29,7 @@ mod kill;
 mod last_words;
 mod limits;
 mod mosquitto_oracle;
+mod neighbours;
 mod scram;
 mod queues;
 mod support;
