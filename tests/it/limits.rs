@@ -195,6 +195,37 @@ fn user_properties() {
     assert_eq!(client.message().properties.len(), 1);
 }
 
+/// Case D26 [MQTT-3.3.4-7]: one QoS 2 PUBLISH more than the Receive Maximum, none of them released, ends the connection with 0x93 and is counted.
+/// MQTT 3 has no such limit, but packet ids: all of them are taken, and memory stays bounded.
+#[test]
+fn in_flight() {
+    let mut broker = Setup::new().config("[session]\nreceive_maximum = 3\n").start();
+    let unreleased = |v5: bool, ids: std::ops::RangeInclusive<u16>| -> Vec<u8> {
+        ids.flat_map(|id| wire::publish(v5, &Publish { id, ..publish_of("t", "x", 2) })).collect()
+    };
+    ends_with_answers(&broker, &unreleased(true, 1..=4));
+    assert_eq!(limited(&broker, "in_flight"), 1);
+    let before = broker.resident_bytes();
+    let mut old = broker.v4("old");
+    for first in (1..=60_000).step_by(1000) {
+        old.send(&unreleased(false, first..=first + 999));
+        for id in first..first + 1000 {
+            old.acknowledged(wire::PUBREC, id);
+        }
+    }
+    let grown = broker.resident_bytes().saturating_sub(before);
+    assert!(grown < 16 << 20, "{} KiB for 60,000 packet ids", grown >> 10);
+    old.ping();
+    assert!(broker.is_running());
+}
+
+#[track_caller]
+fn ends_with_answers(broker: &Broker, bytes: &[u8]) {
+    let mut client = broker.v5("greedy");
+    client.send(bytes);
+    assert_eq!(client.closed_eventually(), Some(0x93));
+}
+
 /// Case D64: many filters from one client end at the limit, each answered; they go, and there is room again.
 #[test]
 fn subscriptions() {

@@ -70,6 +70,8 @@ fn refuse() {
     assert_eq!(other.text(), "both");
     until(&broker, "dropped.queue_full", 15);
     broker.wait_log("the session by its name", |line| line.contains("messages were dropped") && line.contains("away"));
+    let most = &broker.status()["drops_by_session"][0];
+    assert_eq!((most["client"].as_str(), most["drops"]["dropped_queue_full"].as_u64()), (Some("away"), Some(15)));
     let mut away = back(&broker, "away");
     for n in 0..10 {
         assert_eq!(away.text(), n.to_string());
@@ -91,7 +93,10 @@ fn refuse_without_a_log() {
         let mut publisher = broker.v5("publisher");
         let codes: Vec<u8> = (0..30).map(|n| publisher.publish_code(&publish_of("t", [n], qos))).collect();
         let taken = codes.iter().take_while(|code| **code == 0).count();
-        assert!((11..=13).contains(&taken), "one is in flight, ten or so wait: {taken}");
+        assert!(
+            (10..=12).contains(&taken),
+            "what is in flight, what its connection has in hand, and the rest: {taken}"
+        );
         assert!(codes[taken..].iter().all(|code| *code == QUOTA_EXCEEDED), "{codes:?}");
         until(&broker, "dropped.queue_full", 30 - taken as u64);
         for n in 0..taken {
@@ -183,7 +188,7 @@ fn drop_oldest_without_a_log() {
     let dropped = number(&broker, "dropped.queue_full");
     let got: Vec<u32> = (0..100 - dropped).map(|_| slow.text().parse().unwrap()).collect();
     slow.nothing();
-    assert!((12..=14).contains(&got.len()), "{got:?}");
+    assert!((10..=14).contains(&got.len()), "{got:?}");
     assert_eq!(got[..2], [0, 1], "what was in flight");
     assert_eq!(got[got.len() - 6..], [94, 95, 96, 97, 98, 99]);
     assert!(got.is_sorted());
