@@ -238,7 +238,8 @@ pub(super) fn decode_connack(body: &[u8], version: Version) -> Result<ConnAck, M
     }
     let properties = if version.is_v5() { read_connack_properties(&mut reader)? } else { ConnAckProperties::default() };
     reader.finish()?;
-    Ok(ConnAck { session_present: flags == 1, reason, properties })
+    // MQTT 3.1 has a reserved byte there.
+    Ok(ConnAck { session_present: flags == 1 && version != Version::V3_1, reason, properties })
 }
 
 /// [MQTT-3.2.2-8]

@@ -279,7 +279,7 @@ fn connack(version: Version) -> impl Strategy<Value = Packet<'static>> {
                 user_properties: user,
             };
             Packet::ConnAck(Box::new(ConnAck {
-                session_present: present && reason == 0,
+                session_present: present && reason == 0 && version != Version::V3_1,
                 reason: ReasonCode::from_u8(reason).unwrap(),
                 properties: if version.is_v5() { properties } else { ConnAckProperties::default() },
             }))
