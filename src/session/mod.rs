@@ -32,7 +32,7 @@ use crate::mqtt::{
     packet::{AckKind, Publish},
 };
 use inbound::Inbound;
-use outbound::Outbound;
+use outbound::{Outbound, PubRec};
 use rate::PublishRate;
 
 /// What became of the commit that an acknowledgement waits for.
@@ -162,7 +162,7 @@ impl Session {
             Packet::Publish(publish) => self.published(publish, now),
             Packet::Ack(AckKind::PubRel, ack) => Ok(self.inbound.pubrel(ack.packet_id, self.terms.version)),
             Packet::Ack(kind, ack) => {
-                let request = self.acknowledged(kind, ack);
+                let request = self.acknowledged(kind, ack)?;
                 self.outbound.resend(now, outbox);
                 Ok(request)
             }
@@ -351,17 +351,19 @@ impl Session {
         self.last_received = now;
     }
 
-    fn acknowledged(&mut self, kind: AckKind, ack: crate::mqtt::packet::Ack) -> Request<'static> {
-        match kind {
-            AckKind::PubAck => self.outbound.puback(ack).map_or(Request::Nothing, Request::Settled),
-            AckKind::PubComp => self.outbound.pubcomp(ack).map_or(Request::Nothing, Request::Settled),
-            AckKind::PubRec | AckKind::PubRel => match self.outbound.pubrec(ack) {
-                Ok(settled) => Request::Settled(settled),
-                Err(reason) => {
+    fn acknowledged(&mut self, kind: AckKind, ack: crate::mqtt::packet::Ack) -> Result<Request<'static>, Violation> {
+        let settled = match kind {
+            AckKind::PubAck => self.outbound.puback(ack)?,
+            AckKind::PubComp => self.outbound.pubcomp(ack)?,
+            AckKind::PubRec | AckKind::PubRel => match self.outbound.pubrec(ack)? {
+                PubRec::Settled(settled) => Some(settled),
+                PubRec::Release(reason) => {
                     self.acknowledge(Reply::Ack(AckKind::PubRel, ack.packet_id, reason), false);
-                    Request::Nothing
+                    None
                 }
+                PubRec::Nothing => None,
             },
-        }
+        };
+        Ok(settled.map_or(Request::Nothing, Request::Settled))
     }
 }

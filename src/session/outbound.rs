@@ -15,7 +15,7 @@ use crate::mqtt::{
 };
 
 use super::{
-    LogView, Settled, Terms,
+    LogView, Settled, Terms, Violation,
     aliases::{Alias, Aliases},
     log::{LOG_IDS, Open, derived_id},
 };
@@ -84,6 +84,15 @@ pub enum Hold {
     Session,
     /// QoS 2: only this client may ever complete it [MQTT-4.8.2-4].
     Client,
+}
+
+/// What a PUBREC leads to.
+#[derive(Debug)]
+pub(super) enum PubRec {
+    Settled(Settled),
+    /// PUBREL is sent at once, with that Reason Code.
+    Release(ReasonCode),
+    Nothing,
 }
 
 /// What became of a delivery.
@@ -407,31 +416,42 @@ impl Outbound {
                 .is_some_and(|flight| matches!(flight.source, Source::Log { seq: other, .. } if other == seq))
     }
 
-    pub(super) fn puback(&mut self, ack: Ack) -> Option<Settled> {
-        self.flights.get(&ack.packet_id).filter(|flight| flight.step == Step::AtLeastOnce)?;
-        self.land(ack)
+    /// PUBACK. `None`: nobody waits for it.
+    pub(super) fn puback(&mut self, ack: Ack) -> Result<Option<Settled>, Violation> {
+        self.land_at(Step::AtLeastOnce, ack)
     }
 
-    pub(super) fn pubcomp(&mut self, ack: Ack) -> Option<Settled> {
-        self.flights.get(&ack.packet_id).filter(|flight| flight.step == Step::Released)?;
-        self.land(ack)
+    /// PUBCOMP. `None`: nobody waits for it.
+    pub(super) fn pubcomp(&mut self, ack: Ack) -> Result<Option<Settled>, Violation> {
+        self.land_at(Step::Released, ack)
     }
 
-    /// PUBREC. `Err`: PUBREL is sent at once, with that Reason Code.
-    pub(super) fn pubrec(&mut self, ack: Ack) -> Result<Settled, ReasonCode> {
+    fn land_at(&mut self, step: Step, ack: Ack) -> Result<Option<Settled>, Violation> {
+        match self.flights.get(&ack.packet_id) {
+            None => Ok(None),
+            Some(flight) if flight.step == step => Ok(self.land(ack)),
+            Some(_) => Err(Violation::WrongAcknowledgement(ack.packet_id)),
+        }
+    }
+
+    /// PUBREC.
+    pub(super) fn pubrec(&mut self, ack: Ack) -> Result<PubRec, Violation> {
+        let refused = ack.reason.is_failure();
         let Some(flight) = self.flights.get_mut(&ack.packet_id) else {
-            return Err(ReasonCode::PacketIdentifierNotFound);
+            // One that refuses leaves nothing to release [MQTT-4.3.3-4].
+            return Ok(if refused { PubRec::Nothing } else { PubRec::Release(ReasonCode::PacketIdentifierNotFound) });
         };
         match flight.step {
-            Step::AtLeastOnce => Err(ReasonCode::PacketIdentifierNotFound),
-            Step::Released => Err(ReasonCode::Success),
-            Step::ExactlyOnce if ack.reason.is_failure() => self.land(ack).ok_or(ReasonCode::PacketIdentifierNotFound),
+            Step::AtLeastOnce => Err(Violation::WrongAcknowledgement(ack.packet_id)),
+            Step::Released => Ok(PubRec::Release(ReasonCode::Success)),
+            Step::ExactlyOnce if refused => Ok(self.land(ack).map_or(PubRec::Nothing, PubRec::Settled)),
             Step::ExactlyOnce => {
                 flight.step = Step::Released;
                 flight.delivery = None;
                 self.order += 1;
                 flight.order = self.order;
-                Ok(Settled { packet_id: ack.packet_id, source: flight.source, complete: false, refused: false })
+                let source = flight.source;
+                Ok(PubRec::Settled(Settled { packet_id: ack.packet_id, source, complete: false, refused: false }))
             }
         }
     }

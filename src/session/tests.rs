@@ -256,15 +256,12 @@ fn acknowledgements_of_the_client() {
                 ("direct q1", "Sent; PUBLISH 32768 q1 m0"),
                 ("direct q2", "Sent; PUBLISH 32769 q2 m0"),
                 ("puback 7", ""),
-                ("puback 2", ""),
-                ("pubcomp 2", ""),
-                ("pubcomp 1", ""),
+                ("pubcomp 7", ""),
                 ("puback 1", "settled log 1"),
                 ("puback 1", ""),
                 ("pubrec 2", "received log 2"),
                 ("answer pubrel 2", "PUBREL 2"),
                 ("pubrec 2", "PUBREL 2"),
-                ("puback 2", ""),
                 ("pubcomp 2", "settled log 2"),
                 ("pubcomp 2", ""),
                 ("puback 32768", "settled direct"),
@@ -275,12 +272,24 @@ fn acknowledgements_of_the_client() {
     }
     check(v5(), true, &[("pubrec 9", "PUBREL 9 0x92")]);
     check(v3(), true, &[("pubrec 9", "PUBREL 9")]);
-    // PUBREC for QoS 1 is none that we know; a refused QoS 2 is complete.
-    check(
-        v5(),
-        true,
-        &[("log 1 q1", "Sent; PUBLISH 1 q1 m1"), ("pubrec 1", "PUBREL 1 0x92"), ("puback 1", "settled log 1")],
-    );
+    check(v5(), true, &[("pubrec 9 135", "")]);
+    // [MQTT-4.3.2-4], [MQTT-4.3.3-8], [MQTT-4.3.3-11]: no other one will do.
+    for (qos, taken, wrong) in [
+        ("q1", "", "pubrec"),
+        ("q1", "", "pubcomp"),
+        ("q2", "", "puback"),
+        ("q2", "", "pubcomp"),
+        ("q2", "pubrec", "puback"),
+    ] {
+        let sent = [(format!("log 1 {qos}"), format!("Sent; PUBLISH 1 {qos} m1"))];
+        let taken = (!taken.is_empty()).then(|| (format!("{taken} 1"), "received log 1".to_owned()));
+        let wrong = (format!("{wrong} 1"), "violation WrongAcknowledgement(1)".to_owned());
+        let script: Vec<_> = sent.into_iter().chain(taken).chain([wrong]).collect();
+        let script: Vec<_> = script.iter().map(|(line, expected)| (line.as_str(), expected.as_str())).collect();
+        check(v5(), true, &script);
+        check(v3(), true, &script);
+    }
+    // A refused QoS 2 is complete.
     check(
         v5(),
         true,

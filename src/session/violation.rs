@@ -4,7 +4,7 @@
 
 use thiserror::Error;
 
-use crate::mqtt::ReasonCode;
+use crate::mqtt::{PacketId, ReasonCode};
 
 /// Why a connection must end.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -39,6 +39,9 @@ pub enum Violation {
     /// A Topic Alias that stands for no topic yet (3.3.2.3.4).
     #[error("topic alias {0} was never set")]
     TopicAliasUnknown(u16),
+    /// PUBACK, PUBREC or PUBCOMP for a message that waits for another of them.
+    #[error("[MQTT-4.3.2-4], [MQTT-4.3.3-8] an acknowledgement of the wrong kind for packet id {0}")]
+    WrongAcknowledgement(PacketId),
     /// A SUBACK or UNSUBACK would be larger than the client takes.
     #[error("[MQTT-3.1.2-25] the answer is larger than the client's Maximum Packet Size")]
     AnswerTooLarge,
@@ -89,6 +92,7 @@ impl Violation {
             | Self::AuthOutOfTurn(_)
             | Self::BeforeConnAck
             | Self::ExpiryRaisedFromZero
+            | Self::WrongAcknowledgement(_)
             | Self::TopicAliasUnknown(_) => ReasonCode::ProtocolError,
             Self::ReceiveMaximumExceeded(_) => ReasonCode::ReceiveMaximumExceeded,
             Self::TopicAliasInvalid(_) => ReasonCode::TopicAliasInvalid,

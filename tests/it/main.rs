@@ -35,3 +35,4 @@ mod scram;
 mod support;
 mod sys;
 mod tls;
+mod wrong_acknowledgements;
