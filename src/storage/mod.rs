@@ -353,5 +353,6 @@ pub fn in_full(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// The format that this release writes. A release that changes it reads the older ones.
-pub const FORMAT_VERSION: u32 = 1;
+/// The format that this release writes. A release that changes it reads the older ones, and one that does not know it refuses it.
+/// 2: logs count their bytes.
+pub const FORMAT_VERSION: u32 = 2;

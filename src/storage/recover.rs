@@ -41,7 +41,7 @@ pub(super) struct Opened {
     pub(super) garbage: Vec<Garbage>,
 }
 
-/// Reads what the store has to know; marks an empty engine with the format version.
+/// Reads what the store has to know; marks an empty engine, and one of an older format, with the format version.
 pub(super) fn open(engine: &dyn Engine) -> Result<Opened, Error> {
     check_format(engine)?;
     let mut opened = Opened { next_id: 1, ..Opened::default() };
@@ -221,6 +221,8 @@ fn check_format(engine: &dyn Engine) -> Result<(), Error> {
     if let Some(bytes) = engine.get(Table::Meta, keys::FORMAT)? {
         return match record::get_format(&bytes).map_err(damaged(Table::Meta, keys::FORMAT))? {
             FORMAT_VERSION => Ok(()),
+            // Each record says how it is written. An older release must not take the new ones for damaged.
+            FORMAT_OLDEST..FORMAT_VERSION => mark(engine),
             found if found > FORMAT_VERSION => Err(Error::NewerFormat { found }),
             _ => Err(Error::UnknownFormat),
         };
@@ -230,6 +232,11 @@ fn check_format(engine: &dyn Engine) -> Result<(), Error> {
             return Err(Error::UnknownFormat);
         }
     }
+    mark(engine)
+}
+
+/// On the disk before anything that is written in the format.
+fn mark(engine: &dyn Engine) -> Result<(), Error> {
     let mut ops = Ops::default();
     ops.put(Table::Meta, keys::FORMAT, |out| record::put_format(out, FORMAT_VERSION));
     engine.write(&ops, true)
@@ -240,6 +247,8 @@ fn damaged(table: Table, key: &[u8]) -> impl FnOnce(Unreadable) -> Error {
     move |cause| Error::Damaged { table, key, cause }
 }
 
+/// The oldest format that can be read.
+const FORMAT_OLDEST: u32 = 1;
 const PAGE_RECORDS: usize = 1024;
 const PAGE_BYTES: usize = 1 << 20;
 const EVERYTHING_END: &[u8] = &[0xFF; 9];

@@ -363,14 +363,42 @@ fn formats_of_others_are_refused() {
     let engine = Arc::new(FaultyEngine::new());
     drop(Store::stepped(engine.clone(), &config(Durability::Os)).unwrap());
     let engine = Arc::new(engine.kill());
-    engine.corrupt(Table::Meta, keys::FORMAT, &2u32.to_be_bytes());
+    engine.corrupt(Table::Meta, keys::FORMAT, &3u32.to_be_bytes());
     let open = |engine: &Arc<FaultyEngine>| Store::stepped(engine.clone(), &config(Durability::Os));
-    assert!(matches!(open(&engine), Err(Error::NewerFormat { found: 2 })));
+    assert!(matches!(open(&engine), Err(Error::NewerFormat { found: 3 })));
+    engine.corrupt(Table::Meta, keys::FORMAT, &0u32.to_be_bytes());
+    assert!(matches!(open(&engine), Err(Error::UnknownFormat)));
     engine.corrupt(Table::Meta, keys::FORMAT, &[0]);
     assert!(matches!(open(&engine), Err(Error::Damaged { .. })));
     let engine = Arc::new(FaultyEngine::new());
     engine.corrupt(Table::Retained, b"t", b"x");
     assert!(matches!(open(&engine), Err(Error::UnknownFormat)));
+}
+
+/// A release that does not know the records of this one refuses the store from the first start on: it would take them for damaged.
+#[test]
+fn an_older_format_is_read_and_marked_anew() {
+    let engine = Arc::new(FaultyEngine::new());
+    engine.corrupt(Table::Meta, keys::FORMAT, &1u32.to_be_bytes());
+    engine.corrupt(Table::Sessions, &keys::owner(1, keys::OwnerKey::Session), &[1, 1, b'c', 0, 60, 0, 0, 0]);
+    // Entry 5 is inline, and does not count its bytes.
+    let entry = [&[1, 1, 0][..], &[1, 1, 0, 1, b't', 0, b'x']].concat();
+    engine.corrupt(Table::Logs, &keys::entry(1, 5), &entry);
+    engine.corrupt(Table::Sessions, &keys::owner(1, keys::OwnerKey::LogState), &[1, 4, 4, 0]);
+    let store = Store::stepped(engine.clone(), &config(Durability::Os)).unwrap();
+    let page = store.read_log(1, 1, 10, usize::MAX).unwrap();
+    assert_eq!((page.len(), page[0].seq, page[0].head.log_bytes), (1, 5, 0));
+    let mut logs = Vec::new();
+    store
+        .recover(&mut |record| match record {
+            Recovered::Session { log, .. } => logs.push((log.state.head, log.tail, log.bytes)),
+            other => panic!("{other:?}"),
+        })
+        .unwrap();
+    assert_eq!(logs, [(4, 5, 0)]);
+    // The mark is on the disk, also where the power fails now.
+    let format = engine.power_cut(0).get(Table::Meta, keys::FORMAT).unwrap();
+    assert_eq!(format, Some(FORMAT_VERSION.to_be_bytes().to_vec()));
 }
 
 #[test]
