@@ -83,12 +83,6 @@ macro_rules! metrics {
                 }
             }
 
-            /// Messages dropped since a queue, or all together, were full.
-            #[must_use]
-            pub fn dropped_from_queues(&self) -> u64 {
-                self.dropped_queue_full + self.dropped_all_queues_full
-            }
-
             /// Counts that a client reached a limit.
             pub fn limited(&mut self, limit: Limit) {
                 match limit {

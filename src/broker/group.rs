@@ -53,6 +53,29 @@ pub struct Group {
     state: Mutex<State>,
 }
 
+/// What became of a message that a group was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Given {
+    /// A member has it, or it waits for one.
+    Taken,
+    /// It was dropped.
+    Dropped(DropReason),
+    /// The group has become a log: the message must be given with one.
+    NeedsLog,
+}
+
+impl From<Option<DropReason>> for Given {
+    fn from(dropped: Option<DropReason>) -> Self {
+        dropped.map_or(Self::Taken, Self::Dropped)
+    }
+}
+
+impl Given {
+    pub(super) fn dropped(self) -> Option<DropReason> {
+        if let Self::Dropped(reason) = self { Some(reason) } else { None }
+    }
+}
+
 impl Groups {
     pub(super) fn by_id(&self, id: u64) -> Option<Arc<Group>> {
         self.by_id.get(&id).map(|group| group.clone())
@@ -79,7 +102,7 @@ impl Group {
     }
 
     /// Gives `message` to a member, or keeps it until one has room. `log` is where it is appended, for a group with a log. With `later`
-    /// the commit of that batch hands it over. `false`: the group has become a log, and the message must be given with one.
+    /// the commit of that batch hands it over. Others that wait are given, too: what is returned is about this message alone.
     #[allow(clippy::too_many_arguments)] // the publish path passes what it holds
     pub(super) fn give(
         self: &Arc<Self>,
@@ -91,11 +114,11 @@ impl Group {
         turn: &mut Turn,
         later: Option<&mut HandOver>,
         now: Timestamp,
-    ) -> bool {
+    ) -> Given {
         let mut state = self.state.lock();
         if state.ended {
             turn.counts.dropped(DropReason::SessionEnded);
-            return true;
+            return Given::Dropped(DropReason::SessionEnded);
         }
         let (seq, log_bytes) = (state.tail + 1, state.appended + message.size() as u64);
         let message_of = message.clone();
@@ -103,14 +126,13 @@ impl Group {
             Entry { seq, message: message_of, publisher, retain, body: 0, again: false, commit: 0, log_bytes };
         // Members that take QoS 0 alone are not kept anything for.
         if message.qos == QoS::AtMostOnce || !state.members.iter().any(Member::takes_more_than_once) {
-            state.give_at_most_once(broker, &entry, turn, later);
-            return true;
+            return Given::from(state.give_at_most_once(broker, &entry, turn, later));
         }
         if log.is_none() && self.is_logged() {
-            return false;
+            return Given::NeedsLog;
         }
-        if !self.make_room(broker, &mut state, message.size() as u64, turn, now) {
-            return true;
+        if let Some(reason) = self.make_room(broker, &mut state, message.size() as u64, turn, now) {
+            return Given::Dropped(reason);
         }
         let mut batch = None;
         if let Some((open, body)) = log.filter(|_| self.is_logged()) {
@@ -121,33 +143,29 @@ impl Group {
             turn.counts.messages_queued += 1;
             batch = Some(open);
         }
-        (state.tail, state.appended) = (entry.seq, log_bytes);
-        state.tell(broker);
-        if state.behind {
-            if let Some(batch) = batch {
-                self.record(&mut state, batch);
+        (state.tail, state.appended) = (seq, log_bytes);
+        if !state.behind {
+            if let Some(later) = later {
+                entry.commit = later.commit;
+                later.await_commit(self);
             }
-            self.load_if_behind(broker, &mut state, turn);
-            return true;
+            state.read_to = seq;
+            state.waiting.push_back(entry);
+            state.pump(self, broker, turn, now);
         }
-        if let Some(later) = later {
-            entry.commit = later.commit;
-            later.await_commit(self);
-        }
-        state.read_to = entry.seq;
-        state.waiting.push_back(entry);
-        state.pump(self, broker, turn, now);
+        // What is served at once never waits, and is not told of.
+        state.tell(broker);
         if let Some(batch) = batch {
             self.record(&mut state, batch);
         }
-        if self.is_logged() && state.waiting.len() > HELD_MESSAGES {
+        if self.is_logged() && !state.behind && state.waiting.len() > HELD_MESSAGES {
             state.fall_behind();
         }
         self.load_if_behind(broker, &mut state, turn);
-        true
+        Given::from(state.refused.take().filter(|(refused, _)| *refused == seq).map(|(_, reason)| reason))
     }
 
-    /// Makes room for a message of `size`, where that is the policy. `false`: there is none, and it is dropped.
+    /// Makes room for a message of `size`, where that is the policy. Where there is none it is dropped: why.
     fn make_room(
         self: &Arc<Self>,
         broker: &Broker,
@@ -155,7 +173,7 @@ impl Group {
         size: u64,
         turn: &mut Turn,
         now: Timestamp,
-    ) -> bool {
+    ) -> Option<DropReason> {
         while let Some(reason) = state.full(broker, size) {
             turn.counts.dropped(reason);
             state.dropped += 1;
@@ -171,11 +189,11 @@ impl Group {
             let Some(oldest) = oldest else {
                 // What is in the log alone must be here to be dropped.
                 self.load_if_behind(broker, state, turn);
-                return false;
+                return Some(reason);
             };
             state.settle(self, oldest);
         }
-        true
+        None
     }
 
     /// `session` has settled entry `seq`.
@@ -229,6 +247,8 @@ impl Group {
                 batch.put_open(self.id, &open);
             }
         }
+        // Entries count what was there before them: without what of it is settled they would all seem to wait after a restart.
+        batch.put_log_state(self.id, &log_state(&state.view));
         self.logged.store(true, Ordering::Release);
     }
 
@@ -290,8 +310,8 @@ impl Group {
 
     /// Reads on in the log, off the runtime's threads, once nothing waits in memory but what may be looked past.
     fn load_if_behind(self: &Arc<Self>, broker: &Broker, state: &mut State, turn: &mut Turn) {
-        let wanted = state.members.iter().any(Member::has_room) || state.lacks_oldest(broker);
-        if !state.behind || state.loading || !wanted {
+        let wanted = || state.members.iter().any(Member::has_room) || state.lacks_oldest(broker);
+        if !state.behind || state.loading || !wanted() {
             return;
         }
         if state.waiting.len() > LOOK_PAST {
@@ -457,7 +477,7 @@ impl Broker {
             ..State::default()
         };
         for (holder, entry) in std::mem::take(&mut state.leased).into_values() {
-            state.leased_to(holder, entry);
+            state.leased_to(self, holder, entry);
         }
         state.tell(self);
     }
@@ -498,7 +518,7 @@ impl Broker {
                 source,
             });
             client.session.restore_lease(source, packet_id, delivery);
-            state.leased_to(client.session.id, entry);
+            state.leased_to(self, client.session.id, entry);
         } else if !state.leased.contains_key(&seq) {
             turn.counts.dropped(DropReason::SessionEnded);
             state.settle(group, entry);

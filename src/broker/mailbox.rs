@@ -590,8 +590,8 @@ const TAKEN_AT_ONCE: usize = 64;
 /// How far a log may go beyond its limits until its session has dropped the oldest: about what one turn of a connection can publish.
 const SLACK_MESSAGES: u64 = 32_768;
 const SLACK_BYTES: u64 = 8 << 20;
-/// What a connected client may have waiting although all queues together are full.
-const SERVED_BYTES: u64 = 64 * 1024;
+/// What a connected client, or a shared group with a member that has room, may have waiting although all queues together are full.
+pub(super) const SERVED_BYTES: u64 = 64 * 1024;
 /// How many entries a log may span for each message that may wait.
 const SPAN_MAX: u64 = 16;
 

@@ -562,7 +562,7 @@ impl Client {
 
 fn delivery_of(entry: LogEntry) -> Delivery {
     let ids = entry.head.subscription_ids;
-    let size = u32::try_from(entry.message.size()).unwrap_or(u32::MAX);
+    let size = counted_size(entry.head.log_bytes, &entry.message);
     Delivery {
         message: entry.message,
         qos: entry.head.qos,
@@ -570,6 +570,11 @@ fn delivery_of(entry: LogEntry) -> Delivery {
         subscription_ids: (!ids.is_empty()).then(|| Arc::from(ids.as_slice())),
         source: Source::Log { seq: entry.seq, body: entry.body.unwrap_or_default(), size },
     }
+}
+
+/// What a log counts for an entry. Those of the first releases, which have no `log_bytes`, were never counted.
+fn counted_size(log_bytes: u64, message: &crate::mqtt::Message) -> u32 {
+    if log_bytes > 0 { u32::try_from(message.size()).unwrap_or(u32::MAX) } else { 0 }
 }
 
 fn pubrec(packet_id: PacketId) -> Reply {

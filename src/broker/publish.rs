@@ -23,7 +23,7 @@ use crate::{
 
 use super::{
     Broker, Client, Group, Receiver, Signal, Throttle,
-    group::hash_of,
+    group::{Given, hash_of},
     mailbox::{Extent, Put, delivery},
     retained::Retain,
 };
@@ -178,11 +178,18 @@ impl Turn {
     }
 
     /// Puts a delivery into the mailbox of its receiver, and counts what is dropped for it.
-    fn put(&mut self, receiver: &Receiver, delivery: Delivery) {
+    /// Why it was dropped, if it was.
+    fn put(&mut self, receiver: &Receiver, delivery: Delivery) -> Option<DropReason> {
         let counts = &mut self.counts;
         match receiver.put(delivery, |reason| counts.dropped(reason)) {
-            Put::Queued(signal) => self.touched.extend(signal),
-            Put::Dropped(reason) => self.counts.dropped(reason),
+            Put::Queued(signal) => {
+                self.touched.extend(signal);
+                None
+            }
+            Put::Dropped(reason) => {
+                self.counts.dropped(reason);
+                Some(reason)
+            }
         }
     }
 
@@ -556,26 +563,17 @@ impl Broker {
                     To::Group(group) => {
                         for (message, op) in messages.clone().zip(now_handed) {
                             let retain = hop.retain(message);
-                            let before = turn.counts.dropped_from_queues();
-                            if !group.give(self, message, route.publisher, retain, None, turn, None, now) {
-                                self.store.write(|batch| {
+                            let publisher = route.publisher;
+                            let mut given = group.give(self, message, publisher, retain, None, turn, None, now);
+                            if given == Given::NeedsLog {
+                                (given, _) = self.store.write(|batch| {
                                     let body = batch.body(message, 1);
-                                    group.give(
-                                        self,
-                                        message,
-                                        route.publisher,
-                                        retain,
-                                        Some((batch, &body)),
-                                        turn,
-                                        None,
-                                        now,
-                                    )
+                                    let log = Some((batch, &body));
+                                    group.give(self, message, publisher, retain, log, turn, None, now)
                                 });
                             }
-                            if let Some(client) = client.as_deref_mut()
-                                && turn.counts.dropped_from_queues() > before
-                            {
-                                self.refuse_if_alone(client, op, DropReason::QueueFull);
+                            if let (Some(client), Some(reason)) = (client.as_deref_mut(), given.dropped()) {
+                                self.refuse_if_alone(client, op, reason);
                             }
                         }
                     }
@@ -603,10 +601,8 @@ impl Broker {
                     self.retain(message, *retain, batch, now);
                 }
                 let by_commit = held || !later.is_empty() || message.qos == QoS::ExactlyOnce;
-                let before = turn.counts.dropped_from_queues();
-                self.store_and_give(message, route, turn, batch, by_commit.then_some(later), now);
-                let refused = turn.counts.dropped_from_queues() > before
-                    && self.refuse_if_alone(client, op, DropReason::QueueFull);
+                let dropped = self.store_and_give(message, route, turn, batch, by_commit.then_some(later), now);
+                let refused = dropped.is_some_and(|reason| self.refuse_if_alone(client, op, reason));
                 if let Some(packet_id) = packet_id.filter(|_| *record && !refused) {
                     batch.put_received(client.session.id, packet_id);
                 }
@@ -630,6 +626,7 @@ impl Broker {
             && client.session.refuse(*packet_id)
     }
 
+    /// Why a receiver did not get it: the last of them.
     fn store_and_give(
         &self,
         message: &Arc<Message>,
@@ -638,7 +635,7 @@ impl Broker {
         batch: &mut Batch,
         mut later: Option<&mut HandOver>,
         now: Timestamp,
-    ) {
+    ) -> Option<DropReason> {
         let keeps = |receiver: &Receiver, qos| {
             receiver.logged && (qos != QoS::AtMostOnce || self.limits.queue_qos0 && !receiver.is_online())
         };
@@ -648,24 +645,17 @@ impl Broker {
         };
         let mut body: Option<Body<'_>> = None;
         let logs = route.hops.iter().filter(logged).count();
+        let mut dropped = None;
         for hop in &route.hops {
             let delivery = hop.delivery(message);
-            match &hop.to {
+            let not_taken = match &hop.to {
                 To::Group(group) => {
                     if group.is_logged() && body.is_none() {
                         body = Some(batch.body(message, logs));
                     }
                     let log = body.as_ref().map(|body| (&mut *batch, body));
-                    group.give(
-                        self,
-                        message,
-                        route.publisher,
-                        hop.retain(message),
-                        log,
-                        turn,
-                        later.as_deref_mut(),
-                        now,
-                    );
+                    let (publisher, retain) = (route.publisher, hop.retain(message));
+                    group.give(self, message, publisher, retain, log, turn, later.as_deref_mut(), now).dropped()
                 }
                 To::Receiver(receiver) if keeps(receiver, delivery.qos) => {
                     let body = body.get_or_insert_with(|| batch.body(message, logs));
@@ -679,8 +669,12 @@ impl Broker {
                             if appended.overfull {
                                 turn.overfull.push(receiver.clone());
                             }
+                            None
                         }
-                        Err(reason) => turn.counts.dropped(reason),
+                        Err(reason) => {
+                            turn.counts.dropped(reason);
+                            Some(reason)
+                        }
                     }
                 }
                 To::Receiver(receiver) => match later.as_deref_mut() {
@@ -688,12 +682,18 @@ impl Broker {
                     Some(_) if receiver.refuses(message.size()) => {
                         turn.counts.dropped(DropReason::QueueFull);
                         receiver.count_drop(DropReason::QueueFull);
+                        Some(DropReason::QueueFull)
                     }
-                    Some(later) => later.push(receiver, delivery),
+                    Some(later) => {
+                        later.push(receiver, delivery);
+                        None
+                    }
                     None => turn.put(receiver, delivery),
                 },
-            }
+            };
+            dropped = not_taken.or(dropped);
         }
+        dropped
     }
 
     /// Writes how far the session has worked through its log.

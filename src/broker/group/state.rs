@@ -17,8 +17,8 @@ use crate::{
 
 use super::{
     super::{
-        Broker, Receiver, Turn,
-        mailbox::{Put, is_full},
+        Broker, Receiver, Turn, counted_size,
+        mailbox::{Put, SERVED_BYTES, is_full},
         publish::{HandOver, lower},
         queues::Share,
     },
@@ -43,7 +43,9 @@ pub(super) struct State {
     /// Messages that no member has, in order.
     pub(super) waiting: VecDeque<Entry>,
     pub(super) leased: BTreeMap<u64, (u64, Entry)>,
-    /// Publishers with something in flight: to whom the last of it went, and how much of it that one has.
+    /// The last entry that a member's full queue did not take.
+    pub(super) refused: Option<(u64, DropReason)>,
+    /// Publishers with something in flight, where each has its member: to whom the last of it went, and how much of it that one has.
     pub(super) pinned: HashMap<u64, (u64, usize), foldhash::fast::RandomState>,
     pub(super) passed: Passed,
     /// Entries settled whose records are still to be removed from the store.
@@ -123,7 +125,9 @@ impl State {
         if many || limits.max_queued_bytes > 0 && self.held() + size > limits.max_queued_bytes {
             return Some(DropReason::QueueFull);
         }
-        broker.queues.are_full(size).then_some(DropReason::AllQueuesFull)
+        // Where all queues are full together, a group that has little waiting, and somebody for it, is served on.
+        let served = || self.held() + size <= SERVED_BYTES && self.members.iter().any(Member::has_room);
+        (broker.queues.are_full(size) && !served()).then_some(DropReason::AllQueuesFull)
     }
 
     fn held(&self) -> u64 {
@@ -150,25 +154,27 @@ impl State {
         broker.limits.queue_full == QueueFull::DropOldest && self.waiting.is_empty() && self.full(broker, 0).is_some()
     }
 
-    /// QoS 0: to the next member that is there, or to nobody.
+    /// QoS 0: to the next member that is there, or to nobody. Why it was dropped, if it was.
     pub(super) fn give_at_most_once(
         &mut self,
         broker: &Broker,
         entry: &Entry,
         turn: &mut Turn,
         later: Option<&mut HandOver>,
-    ) {
-        let at = match self.choose(broker, entry, |member| member.online) {
-            Choice::Member(at) => at,
-            Choice::NoRoom => return turn.counts.dropped(DropReason::NotPersistent),
-            Choice::Denied => return turn.counts.dropped(DropReason::AclDenied),
+    ) -> Option<DropReason> {
+        let reason = match self.choose(broker, entry, |member| member.online) {
+            Choice::Member(at) => {
+                let member = self.members.get(at)?;
+                let delivery = member.delivery(entry, Source::Direct);
+                let Some(later) = later else { return put(&member.receiver, delivery, turn) };
+                later.push(&member.receiver, delivery);
+                return None;
+            }
+            Choice::NoRoom => DropReason::NotPersistent,
+            Choice::Denied => DropReason::AclDenied,
         };
-        let Some(member) = self.members.get(at) else { return };
-        let delivery = member.delivery(entry, Source::Direct);
-        match later {
-            Some(later) => later.push(&member.receiver, delivery),
-            None => put(&member.receiver, delivery, turn),
-        }
+        turn.counts.dropped(reason);
+        Some(reason)
     }
 
     /// Leases what waits to members that have room. What a commit hands over, and what came after it, waits for that.
@@ -278,22 +284,25 @@ impl State {
         let delivery = member.delivery(&entry, source);
         let receiver = member.receiver.clone();
         if delivery.qos == QoS::AtMostOnce {
-            put(&receiver, Delivery { source: Source::Direct, ..delivery }, turn);
+            let reason = put(&receiver, Delivery { source: Source::Direct, ..delivery }, turn);
+            self.refused = reason.map(|reason| (entry.seq, reason)).or(self.refused);
             self.settle(group, entry);
             return;
         }
-        self.leased_to(receiver.session, entry);
+        self.leased_to(broker, receiver.session, entry);
         put(&receiver, delivery, turn);
     }
 
     /// `session` holds `entry` from now on.
-    pub(super) fn leased_to(&mut self, session: u64, entry: Entry) {
+    pub(super) fn leased_to(&mut self, broker: &Broker, session: u64, entry: Entry) {
         if let Some(member) = self.member(session) {
             member.leases += 1;
         }
-        match self.pinned.entry(entry.publisher).or_insert((session, 0)) {
-            (holder, count) if *holder == session => *count += 1,
-            pinned => *pinned = (session, 1),
+        if broker.config.shared_subscriptions.strategy == Strategy::HashPublisher {
+            match self.pinned.entry(entry.publisher).or_insert((session, 0)) {
+                (holder, count) if *holder == session => *count += 1,
+                pinned => *pinned = (session, 1),
+            }
         }
         self.leased.insert(entry.seq, (session, entry));
     }
@@ -324,7 +333,7 @@ impl State {
     }
 
     pub(super) fn settle(&mut self, group: &Group, entry: Entry) {
-        self.view.settle(entry.seq, u32::try_from(entry.message.size()).unwrap_or(u32::MAX));
+        self.view.settle(entry.seq, counted_size(entry.log_bytes, &entry.message));
         if self.view.head() >= self.tail {
             self.view.set_settled_bytes(self.appended);
         }
@@ -416,15 +425,19 @@ impl Member {
     }
 }
 
-/// A lease that the receiver does not take comes back as its connection ends.
-fn put(receiver: &Receiver, delivery: Delivery, turn: &mut Turn) {
+/// Why the delivery was dropped, if it was. A lease that the receiver does not take comes back as its connection ends.
+fn put(receiver: &Receiver, delivery: Delivery, turn: &mut Turn) -> Option<DropReason> {
     let leased = delivery.source != Source::Direct;
     let counts = &mut turn.counts;
     match receiver.put(delivery, |reason| counts.dropped(reason)) {
         Put::Queued(signal) => turn.touch(signal),
         Put::Dropped(_) if leased => {}
-        Put::Dropped(reason) => turn.counts.dropped(reason),
+        Put::Dropped(reason) => {
+            counts.dropped(reason);
+            return Some(reason);
+        }
     }
+    None
 }
 
 /// How many entries that nobody with room may have are looked past.

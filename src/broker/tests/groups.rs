@@ -20,7 +20,7 @@ use crate::{
         packet::{Ack, AckKind, RetainHandling, Subscribe},
     },
     session::{Delivered, Request},
-    storage::{Config as StoreConfig, Durability, MemoryEngine},
+    storage::{Config as StoreConfig, Durability, EntryHead, MemoryEngine, Recovered},
 };
 
 /// A message: its publisher and its number.
@@ -53,10 +53,14 @@ struct World {
 
 impl World {
     fn new(strategy: Way, redeliver: Redeliver, persistent: bool) -> Self {
-        let config = StoreConfig { durability: Durability::Memory, ..StoreConfig::default() };
-        let store = Store::with_engine(Arc::new(MemoryEngine::new()), &config).expect("a store");
+        let shared_subscriptions = SharedSubscriptions { strategy, redeliver };
+        Self::with(Config { shared_subscriptions, ..Config::default() }, persistent)
+    }
+
+    fn with(config: Config, persistent: bool) -> Self {
+        let in_memory = StoreConfig { durability: Durability::Memory, ..StoreConfig::default() };
+        let store = Store::with_engine(Arc::new(MemoryEngine::new()), &in_memory).expect("a store");
         let auth = Auth::load(&crate::auth::Config::default()).expect("no files");
-        let config = Config { shared_subscriptions: SharedSubscriptions { strategy, redeliver }, ..Config::default() };
         let broker = Broker::new(config, crate::session::Limits::default(), Arc::new(store), auth);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let publishers = (0..PUBLISHERS)
@@ -370,6 +374,66 @@ fn a_group_that_stands_still_says_so() {
     while world.acknowledge(1) {}
     let expected: Vec<_> = (0..all).map(|number| ((0, number), 1, number == 0)).collect();
     assert_eq!(world.sent[1..], expected);
+}
+
+/// Where all queues together are full, a group goes on with members that take what comes, and takes nothing that would have to wait.
+#[test]
+fn a_group_that_is_served_goes_on_where_all_queues_are_full() {
+    for persistent in [false, true] {
+        let mut world = World::with(Config { max_total_queued_bytes: 1, ..Config::default() }, persistent);
+        world.come(0, 2);
+        for _ in 0..3 {
+            world.publish(0);
+            assert!(world.acknowledge(0));
+        }
+        (0..3).for_each(|_| world.publish(1));
+        assert_eq!((world.sent.len(), world.counter("dropped_all_queues_full")), (5, 1));
+        world.acknowledge(0);
+        world.publish(1);
+        assert_eq!((world.sent.len(), world.counter("dropped_all_queues_full")), (6, 1));
+    }
+}
+
+/// What a group had settled before it became a log does not wait in it after a restart.
+#[test]
+fn a_group_that_becomes_a_log_knows_what_it_holds() {
+    let mut world = World::new(Way::RoundRobin, Redeliver::OnDisconnect, false);
+    world.come(0, 10);
+    (0..3).for_each(|_| world.publish(0));
+    assert!(world.acknowledge(0) && world.acknowledge(0));
+    world.persistent = true;
+    world.come(1, 10);
+    let mut logs = Vec::new();
+    let mut visit = |record| {
+        if let Recovered::Group { log, .. } = record {
+            logs.push(log);
+        }
+    };
+    world.broker.store.recover(&mut visit).expect("the store can be read");
+    let [log] = logs.as_slice() else { panic!("{logs:?}") };
+    assert_eq!((log.state.head, log.tail), (2, 3));
+    assert!(log.bytes > 0 && log.state.settled_bytes == 2 * log.bytes, "{log:?}");
+}
+
+/// Entries of the first releases have no place in what a log counts: as they are settled, nothing is taken from it.
+#[test]
+fn an_entry_that_was_never_counted_has_no_size() {
+    let message = Arc::new(Message {
+        topic: TopicName::parse("t").expect("a topic"),
+        payload: Box::new([0; 100]),
+        qos: QoS::AtLeastOnce,
+        retain: false,
+        properties: Box::default(),
+        expires_at: None,
+        publisher: 0,
+    });
+    for (log_bytes, expected) in [(0, 0), (5000, message.size())] {
+        let (qos, subscription_ids) = (QoS::AtLeastOnce, Default::default());
+        let head = EntryHead { qos, retain: false, subscription_ids, publisher: 0, log_bytes };
+        let delivery = delivery_of(LogEntry { seq: 1, head, message: message.clone(), body: None });
+        let Source::Log { size, .. } = delivery.source else { panic!("{delivery:?}") };
+        assert_eq!(size as usize, expected);
+    }
 }
 
 proptest! {
