@@ -3,7 +3,7 @@
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 
 use super::admission::network;
 
@@ -11,7 +11,7 @@ use super::admission::network;
 /// taken waits for its turn; who comes from an address that has its share already waits for that first, and not before all others.
 #[derive(Debug)]
 pub struct Verifying {
-    places: Semaphore,
+    places: Arc<Semaphore>,
     shares: Mutex<HashMap<IpAddr, Share>>,
 }
 
@@ -24,43 +24,47 @@ struct Share {
 
 impl Default for Verifying {
     fn default() -> Self {
-        Self { places: Semaphore::new(PLACES), shares: Mutex::default() }
+        Self { places: Arc::new(Semaphore::new(PLACES)), shares: Mutex::default() }
     }
 }
 
 impl Verifying {
     /// Runs `verify` on a thread for work that takes long, when there is a place for `address`. `false` too if it panicked.
-    pub(super) async fn run(&self, address: IpAddr, verify: impl FnOnce() -> bool + Send + 'static) -> bool {
-        let client = Client::new(self, address);
+    pub(super) async fn run(self: &Arc<Self>, address: IpAddr, verify: impl FnOnce() -> bool + Send + 'static) -> bool {
+        let client = Client::new(self.clone(), address);
         // Neither semaphore is ever closed.
-        let (Ok(_share), Ok(_place)) = (client.places.acquire().await, self.place().await) else { return false };
+        let Ok(share) = client.places.clone().acquire_owned().await else { return false };
+        let Ok(place) = self.places.clone().acquire_owned().await else { return false };
+        // Who gives up meanwhile does not stop the thread: the places are taken until that is done.
+        let verify = move || {
+            let _taken = (share, place, client);
+            verify()
+        };
         tokio::task::spawn_blocking(verify).await.unwrap_or(false)
-    }
-
-    async fn place(&self) -> Result<SemaphorePermit<'_>, tokio::sync::AcquireError> {
-        self.places.acquire().await
     }
 }
 
 /// One that waits or is verified: its address is forgotten with the last of them, however each ends.
-struct Client<'a> {
-    verifying: &'a Verifying,
+struct Client {
+    verifying: Arc<Verifying>,
     address: IpAddr,
     places: Arc<Semaphore>,
 }
 
-impl<'a> Client<'a> {
-    fn new(verifying: &'a Verifying, address: IpAddr) -> Self {
+impl Client {
+    fn new(verifying: Arc<Verifying>, address: IpAddr) -> Self {
         let address = network(address);
         let mut shares = verifying.shares.lock();
         let new = || Share { clients: 0, places: Arc::new(Semaphore::new(PLACES_OF_ONE)) };
         let share = shares.entry(address).or_insert_with(new);
         share.clients += 1;
-        Self { verifying, address, places: share.places.clone() }
+        let places = share.places.clone();
+        drop(shares);
+        Self { verifying, address, places }
     }
 }
 
-impl Drop for Client<'_> {
+impl Drop for Client {
     fn drop(&mut self) {
         let mut shares = self.verifying.shares.lock();
         if let Some(share) = shares.get_mut(&self.address) {
@@ -150,12 +154,32 @@ mod tests {
     /// Who gives up while it waits leaves nothing behind.
     #[tokio::test]
     async fn who_gives_up_is_forgotten() {
-        let verifying = Verifying::default();
+        let verifying = Arc::new(Verifying::default());
         let all = verifying.places.acquire_many(PLACES as u32).await.unwrap();
         let address = "192.0.2.1".parse().unwrap();
         assert!(tokio::time::timeout(Duration::from_millis(1), verifying.run(address, || true)).await.is_err());
         assert!(verifying.shares.lock().is_empty());
         drop(all);
         assert!(verifying.run(address, || true).await && !verifying.run(address, || panic!("on purpose")).await);
+    }
+
+    /// Who gives up while its password is verified keeps its places as long as the thread works: a storm of those who do takes no more.
+    #[tokio::test]
+    async fn who_gives_up_does_not_free_what_still_works() {
+        let verifying = Arc::new(Verifying::default());
+        let (end, ended): (Sender<()>, Receiver<()>) = channel();
+        let address = "192.0.2.1".parse().unwrap();
+        let verified = verifying.run(address, move || ended.recv().is_ok());
+        assert!(tokio::time::timeout(Duration::from_millis(1), verified).await.is_err());
+        let of_one = verifying.shares.lock().values().next().unwrap().places.clone();
+        assert_eq!((verifying.places.available_permits(), of_one.available_permits()), (PLACES - 1, PLACES_OF_ONE - 1));
+        drop(end);
+        for _ in 0..1000 {
+            if verifying.places.available_permits() == PLACES && verifying.shares.lock().is_empty() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("{verifying:?}");
     }
 }
