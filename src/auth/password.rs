@@ -60,8 +60,10 @@ impl Passwords {
                 passwords.verifiers.insert(name.into(), verifier);
             }
         }
-        passwords.usual_verifier = kinds.into_iter().max_by_key(|(_, count)| *count).map(|(kind, _)| kind);
-        passwords.stand_in = costs.into_values().max_by_key(|(count, _)| *count).map(|(_, hash)| hash);
+        // Of those that are equally many, always the same: else a reload would tell the stand-ins from the others.
+        passwords.usual_verifier = kinds.into_iter().max_by_key(|(kind, count)| (*count, *kind)).map(|(kind, _)| kind);
+        let usual = costs.into_iter().max_by(|(one, (n, _)), (other, (m, _))| (n, one).cmp(&(m, other)));
+        passwords.stand_in = usual.map(|(_, (_, hash))| hash);
         Ok(passwords)
     }
 
@@ -278,6 +280,14 @@ mod tests {
         let usual = SCRAM.replace("$2:", "$9:");
         let users = parse(&format!("a:{usual}\nb:{SCRAM}\nc:{usual}")).unwrap();
         assert_eq!((users.verifier("x").iterations, users.verifier("b").iterations), (9, 2));
+        let fewer = SCRAM.replace("$2:", "$8:");
+        for _ in 0..20 {
+            let users = parse(&format!("a:{SCRAM}\nb:{fewer}\nc:{usual}")).unwrap();
+            assert_eq!(
+                (users.verifier("x").iterations, users.stand_in.as_ref().map(Hash::cost)),
+                (9, Some(Cost::Scram(9)))
+            );
+        }
     }
 
     /// An unknown user costs what most users cost.

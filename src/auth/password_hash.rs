@@ -27,7 +27,7 @@ pub(super) enum Hash {
 }
 
 /// What makes two hashes equally slow to check.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Cost {
     Sha512,
     Pbkdf2(u32),
