@@ -242,6 +242,25 @@ impl Receiver {
         put
     }
 
+    /// Hands over one delivery that may be missed: where there is no room for it nothing is dropped in its place, counted or said.
+    pub fn offer(&self, delivery: Delivery) -> Put {
+        let mut inbox = self.inbox.lock();
+        if inbox.ended {
+            return Put::Dropped(DropReason::SessionEnded);
+        }
+        if inbox.signal.is_none() {
+            return Put::Dropped(DropReason::NotPersistent);
+        }
+        let size = delivery.message.size();
+        if let Some(reason) = inbox.full(size as u64, self) {
+            return Put::Dropped(reason);
+        }
+        inbox.direct += size as u64;
+        let signal = inbox.push(delivery, size);
+        inbox.tell(&self.queues);
+        Put::Queued(signal)
+    }
+
     /// Whether a delivery of `size` would be refused now, as far as the limits of this queue are concerned.
     pub fn refuses(&self, size: usize) -> bool {
         let inbox = self.inbox.lock();

@@ -43,6 +43,8 @@ pub struct Turn {
     routes: Routes,
     /// Sessions that are to drop their oldest messages.
     pub(super) overfull: Vec<Arc<Receiver>>,
+    /// What it publishes may be missed: how often a full queue did not take it. None: nothing may.
+    offered: Option<u64>,
     /// Set once the commit has handed over this client's last QoS 2 message: what follows waits behind it.
     held: Option<Arc<AtomicBool>>,
 }
@@ -50,8 +52,8 @@ pub struct Turn {
 /// One effect on what others see, or on the store.
 #[derive(Debug)]
 pub(super) enum Op {
-    /// A message for all that `route` names. `packet_id` is what it is answered by; with `record` it is remembered with the message.
-    Publish { message: Arc<Message>, route: Arc<Route>, packet_id: Option<PacketId>, record: bool, retain: Retain },
+    /// A message for all that `route` names. With `record` its packet id is remembered with it.
+    Publish { message: Arc<Message>, route: Arc<Route>, answer: Option<Answer>, record: bool, retain: Retain },
     /// PUBREL came: forget the QoS 2 packet id.
     Forget(PacketId),
     /// Record the step or packet id of an entry in flight.
@@ -64,6 +66,14 @@ pub(super) enum Op {
     WillDone(u64),
     /// A member of the group has settled this entry.
     Settle(Arc<Group>, u64),
+}
+
+/// What answers a PUBLISH.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Answer {
+    packet_id: PacketId,
+    /// It is that reply of the session, see [`Session::queued`](crate::session::Session::queued).
+    queued: u64,
 }
 
 /// Everybody who gets the messages of one publisher on one topic.
@@ -177,9 +187,17 @@ impl Turn {
         self.touched.extend(signal);
     }
 
-    /// Puts a delivery into the mailbox of its receiver, and counts what is dropped for it.
-    /// Why it was dropped, if it was.
-    fn put(&mut self, receiver: &Receiver, delivery: Delivery) -> Option<DropReason> {
+    /// Puts a delivery that no log holds into the mailbox of its receiver, and counts what is dropped for it. Why it was dropped, if it was.
+    pub(super) fn put(&mut self, receiver: &Receiver, delivery: Delivery) -> Option<DropReason> {
+        if let Some(missed) = &mut self.offered {
+            match receiver.offer(delivery) {
+                Put::Queued(signal) => self.touched.extend(signal),
+                // Who is away misses nothing: it subscribes again, or waits for the next change.
+                Put::Dropped(DropReason::QueueFull | DropReason::AllQueuesFull) => *missed += 1,
+                Put::Dropped(_) => {}
+            }
+            return None;
+        }
         let counts = &mut self.counts;
         match receiver.put(delivery, |reason| counts.dropped(reason)) {
             Put::Queued(signal) => {
@@ -227,11 +245,6 @@ impl Drop for Turn {
 }
 
 impl Route {
-    /// Whether nobody gets what is published here.
-    pub(super) fn is_empty(&self) -> bool {
-        self.hops.is_empty()
-    }
-
     /// What it takes in memory with its place in the cache, roughly.
     fn bytes(&self) -> usize {
         size_of::<Self>() + 64 + 2 * self.topic.as_str().len() + self.hops.len() * size_of::<Hop>()
@@ -292,7 +305,7 @@ impl Broker {
         }
         if publish.payload_is_utf8 && self.limits.check_payload_format && std::str::from_utf8(publish.payload).is_err()
         {
-            return self.refuse_payload(client, turn, publish, &route.topic);
+            return self.refuse_payload(client, turn, publish, &route.topic, now);
         }
         let message = Arc::new(Message {
             topic: route.topic.clone(),
@@ -320,12 +333,13 @@ impl Broker {
         if durable || publish.retain || route.keeps_all {
             turn.stored = true;
         }
-        if let Some(packet_id) = publish.packet_id {
+        let answer = publish.packet_id.map(|packet_id| {
             let reason = if route.hops.is_empty() { ReasonCode::NoMatchingSubscribers } else { ReasonCode::Success };
             client.session.acknowledge(answer(publish.qos, packet_id, reason), durable);
             turn.awaited |= durable;
-        }
-        turn.ops.push(Op::Publish { message, route, packet_id: publish.packet_id, record, retain });
+            Answer { packet_id, queued: client.session.queued() }
+        });
+        turn.ops.push(Op::Publish { message, route, answer, record, retain });
         Ok(())
     }
 
@@ -336,15 +350,20 @@ impl Broker {
         turn: &mut Turn,
         publish: &Publish<'_>,
         topic: &TopicName,
+        now: Timestamp,
     ) -> Result<(), Violation> {
+        static SAID: Throttle = Throttle::new(1);
         turn.counts.dropped(DropReason::PayloadFormat);
         let who = &client.receiver;
-        tracing::info!(
-            client = %Shown(&who.client_id),
-            identity = %who.identity,
-            topic = %Shown(topic.as_str()),
-            "publish refused: the payload is not the UTF-8 that it claims to be"
-        );
+        if let Some(left_out) = SAID.pass(now) {
+            tracing::info!(
+                client = %Shown(&who.client_id),
+                identity = %who.identity,
+                topic = %Shown(topic.as_str()),
+                left_out,
+                "publish refused: the payload is not the UTF-8 that it claims to be"
+            );
+        }
         let Some(packet_id) = publish.packet_id else { return Err(Violation::PayloadFormatInvalid) };
         client.session.acknowledge(answer(publish.qos, packet_id, ReasonCode::PayloadFormatInvalid), false);
         Ok(())
@@ -369,7 +388,7 @@ impl Broker {
             turn.counts.dropped(DropReason::RetainedFull);
             self.log_retained_full(publisher, crate::clock::now());
         }
-        turn.ops.push(Op::Publish { message: Arc::new(message), route, packet_id: None, record: false, retain });
+        turn.ops.push(Op::Publish { message: Arc::new(message), route, answer: None, record: false, retain });
     }
 
     /// Whether the ACL lets `receiver` publish to `topic`, and the line that says so.
@@ -527,6 +546,20 @@ impl Broker {
         turn.ops.clear();
     }
 
+    /// Offers `message` at QoS 0 to everybody on `route`. `false` where a full queue did not take it: that is no drop.
+    pub(super) fn offer(&self, message: &Arc<Message>, route: &Route, turn: &mut Turn, now: Timestamp) -> bool {
+        turn.offered = Some(0);
+        for hop in &route.hops {
+            match &hop.to {
+                To::Receiver(receiver) => turn.put(receiver, hop.delivery(message)),
+                To::Group(group) => {
+                    group.give(self, message, route.publisher, hop.retain(message), None, turn, None, now);
+                }
+            }
+        }
+        turn.offered.take() == Some(0)
+    }
+
     /// Hands over messages that need no store: each receiver is locked once for a run of messages on one route.
     pub(super) fn hand_over(
         &self,
@@ -596,15 +629,15 @@ impl Broker {
         now: Timestamp,
     ) {
         match op {
-            Op::Publish { message, route, packet_id, record, retain } => {
+            Op::Publish { message, route, answer, record, retain } => {
                 if *retain != Retain::No {
                     self.retain(message, *retain, batch, now);
                 }
                 let by_commit = held || !later.is_empty() || message.qos == QoS::ExactlyOnce;
                 let dropped = self.store_and_give(message, route, turn, batch, by_commit.then_some(later), now);
                 let refused = dropped.is_some_and(|reason| self.refuse_if_alone(client, op, reason));
-                if let Some(packet_id) = packet_id.filter(|_| *record && !refused) {
-                    batch.put_received(client.session.id, packet_id);
+                if let Some(answer) = answer.filter(|_| *record && !refused) {
+                    batch.put_received(client.session.id, answer.packet_id);
                 }
             }
             Op::Forget(packet_id) => batch.delete_received(client.session.id, *packet_id),
@@ -618,12 +651,12 @@ impl Broker {
 
     /// A message was dropped at a full queue: its publisher is told so where nobody else is to have it. `true` where it is told.
     fn refuse_if_alone(&self, client: &mut Client, op: &Op, reason: DropReason) -> bool {
-        let Op::Publish { route, packet_id: Some(packet_id), retain, .. } = op else { return false };
+        let Op::Publish { route, answer: Some(answer), retain, .. } = op else { return false };
         self.limits.queue_full == QueueFull::Refuse
             && matches!(reason, DropReason::QueueFull | DropReason::AllQueuesFull)
             && route.hops.len() == 1
             && *retain != Retain::Keep
-            && client.session.refuse(*packet_id)
+            && client.session.refuse(answer.queued)
     }
 
     /// Why a receiver did not get it: the last of them.

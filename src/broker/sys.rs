@@ -2,9 +2,9 @@
 //! the same there.
 //!
 //! One view of all values is kept in memory and renewed at an interval: new subscribers get it whole, as retained messages; those who are
-//! there get what changed. Nothing of it is stored, counted as retained or counted as dropped. Must not count anything itself.
+//! there get what changed, and what their queue had no room for before. Nothing of it is stored, counted as retained or counted as dropped. Must not count anything itself.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use parking_lot::Mutex;
 
@@ -20,8 +20,6 @@ use crate::{
 use super::{
     Broker, Receiver, Turn,
     mailbox::{Extent, Limits},
-    publish::Op,
-    retained::Retain,
 };
 
 /// What stands under `$SYS` now.
@@ -35,6 +33,8 @@ struct View {
     by_topic: TopicTrie<Arc<Message>>,
     loads: [Load; LOADS.len()],
     renewed_at: Option<Timestamp>,
+    /// What somebody's queue had no room for the last time.
+    missed: HashSet<TopicName>,
 }
 
 /// Whether `filter` matches topics of the broker alone: nobody else publishes there, and no other filter reaches them [MQTT-4.7.2-1].
@@ -68,24 +68,21 @@ impl Broker {
         self.give_to_subscribers(changed, now);
     }
 
-    /// At QoS 0, and past the counters: the next value makes up for one that somebody missed.
+    /// At QoS 0, and past the counters: what a full queue did not take is published again the next time.
     fn give_to_subscribers(&self, messages: Vec<Arc<Message>>, now: Timestamp) {
         let no_limits = Limits { messages: 0, bytes: 0, full: QueueFull::Refuse };
         let (nobody, queues) = (Identity::ANONYMOUS, self.queues.clone());
         let publisher = Receiver::new(0, Arc::default(), nobody, false, no_limits, queues, Extent::default());
         let rules = self.auth.generation();
-        let ops = messages.into_iter().filter_map(|message| {
-            let route = self.find_route(&publisher, message.topic.clone(), rules);
-            (!route.is_empty()).then(|| Op::Publish {
-                message,
-                route: Arc::new(route),
-                packet_id: None,
-                record: false,
-                retain: Retain::No,
-            })
-        });
         let mut turn = Turn::default();
-        self.hand_over(ops.collect(), None, &mut turn, now);
+        let mut missed = HashSet::new();
+        for message in messages {
+            let route = self.find_route(&publisher, message.topic.clone(), rules);
+            if !self.offer(&message, &route, &mut turn, now) {
+                missed.insert(message.topic.clone());
+            }
+        }
+        self.sys.view.lock().missed = missed;
         turn.counts = Counts::default();
         self.finish(&mut turn);
     }
@@ -100,13 +97,17 @@ impl View {
         self.renewed_at = Some(now);
     }
 
-    /// Takes `values` for what stands here; gives those that differ from before.
+    /// Takes `values` for what stands here; gives those that somebody missed, then those that differ from before.
     fn renew(&mut self, values: Values) -> Vec<Arc<Message>> {
+        let missed = std::mem::take(&mut self.missed);
         let mut changed = Vec::new();
         for (name, value) in values.0 {
             let Ok(topic) = TopicName::parse(&format!("{ROOT}/broker/{name}")) else { continue };
             let known = self.by_topic.get_topic(&topic);
-            if known.is_some_and(|known| *known.payload == *value.as_bytes()) {
+            if let Some(known) = known.filter(|known| *known.payload == *value.as_bytes()) {
+                if missed.contains(&known.topic) {
+                    changed.push(known.clone());
+                }
                 continue;
             }
             let message = Arc::new(Message {
@@ -121,6 +122,8 @@ impl View {
             self.by_topic.insert_topic(&message.topic.clone(), message.clone());
             changed.push(message);
         }
+        // Else a queue that is always too short would never get the last of them.
+        changed.sort_by_key(|message| !missed.contains(&message.topic));
         changed
     }
 }
@@ -347,6 +350,22 @@ mod tests {
         assert_eq!(changed, BTreeSet::from(["metrics/retained_messages".into(), "retained messages/count".into()]));
         assert_eq!(view.by_topic.len(), all.len());
         assert_eq!(payload(&view, "clients/total"), Some("0".into()));
+    }
+
+    /// What a full queue did not take comes again, and first.
+    #[test]
+    fn what_was_missed_is_told_again() {
+        let metrics = Metrics::default();
+        let mut view = View::default();
+        renewed(&mut view, &metrics, 1_000);
+        let missed = TopicName::parse("$SYS/broker/clients/total").unwrap();
+        view.missed.insert(missed.clone());
+        assert_eq!(renewed(&mut view, &metrics, 2_000), ["clients/total"]);
+        assert_eq!(renewed(&mut view, &metrics, 3_000), Vec::<String>::new(), "once");
+        view.missed.insert(missed);
+        metrics.retained_messages.set(2);
+        let told = renewed(&mut view, &metrics, 4_000);
+        assert_eq!((told.len(), told[0].as_str()), (3, "clients/total"), "{told:?}");
     }
 
     #[test]

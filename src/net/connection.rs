@@ -344,7 +344,14 @@ impl Connection {
     /// Reads on in a packet that is too large for the shared buffer. Memory grows with what came, not with what was announced.
     fn read_large(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<Progress, Ended> {
         let kept = self.partial.len();
-        self.partial.resize(kept + kept.min(SHARED_BUFFER), 0);
+        let mut most = kept.min(SHARED_BUFFER);
+        // What follows the packet stays with a client whose rate is limited.
+        if self.owner.client.as_ref().is_some_and(|client| client.session.read_at_most().is_some())
+            && let Cut::Partial { needed } = frame::cut(&self.partial, self.max_packet_size())?
+        {
+            most = most.min(needed.saturating_sub(kept)).max(1);
+        }
+        self.partial.resize(kept + most, 0);
         let space = self.partial.get_mut(kept..).unwrap_or_default();
         let read = match self.transport.poll_read(cx, space) {
             Poll::Pending => {

@@ -164,14 +164,15 @@ impl Inbound {
         self.replies.push_back((if durable { UNNUMBERED } else { 0 }, reply));
     }
 
-    pub(super) fn refuse(&mut self, packet_id: PacketId) -> bool {
-        for (_, reply) in self.replies.iter_mut().rev() {
-            if let Reply::Ack(AckKind::PubAck | AckKind::PubRec, id, reason) = reply
-                && *id == packet_id
-            {
-                *reason = ReasonCode::QuotaExceeded;
-                return true;
-            }
+    /// The reply that was the `queued`th.
+    pub(super) fn refuse(&mut self, queued: u64) -> bool {
+        let left = self.queued - self.replies.len() as u64;
+        let at = queued.checked_sub(left + 1).and_then(|at| usize::try_from(at).ok());
+        if let Some((_, Reply::Ack(AckKind::PubAck | AckKind::PubRec, _, reason))) =
+            at.and_then(|at| self.replies.get_mut(at))
+        {
+            *reason = ReasonCode::QuotaExceeded;
+            return true;
         }
         false
     }

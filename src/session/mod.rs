@@ -205,10 +205,17 @@ impl Session {
     fn published<'a>(&mut self, publish: Publish<'a>, now: Timestamp) -> Result<Request<'a>, Violation> {
         self.terms.check_publish(&publish)?;
         self.terms.packet.publish(&publish)?;
+        let (topic, rest) = (publish.topic.len(), publish.properties.len() + publish.payload.len());
+        let request = self.inbound.publish(publish, &self.terms)?;
         if let Some(rate) = &mut self.publish_rate {
-            rate.charge(&publish, now);
+            // Everybody else gets the whole name.
+            let topic = match &request {
+                Request::Publish { alias: Some(name), .. } => name.as_str().len(),
+                _ => topic,
+            };
+            rate.charge(topic + rest, now);
         }
-        self.inbound.publish(publish, &self.terms)
+        Ok(request)
     }
 
     /// Queues `reply`. Replies leave in the order in which they were queued [MQTT-4.6.0-2]; one that is `durable` waits for the
@@ -217,9 +224,9 @@ impl Session {
         self.inbound.acknowledge(reply, durable);
     }
 
-    /// The PUBLISH `packet_id` of this turn was not taken: the answer that is queued says so by 0x97. `false` where the client cannot be told.
-    pub fn refuse(&mut self, packet_id: crate::mqtt::PacketId) -> bool {
-        self.terms.version.is_v5() && self.inbound.refuse(packet_id)
+    /// A PUBLISH of this turn was not taken: its answer, the `queued`th reply, says so by 0x97. `false` where the client cannot be told.
+    pub fn refuse(&mut self, queued: u64) -> bool {
+        self.terms.version.is_v5() && self.inbound.refuse(queued)
     }
 
     /// What was queued as durable since the last call stands in commit `lsn`.

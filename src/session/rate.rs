@@ -2,7 +2,7 @@
 //!
 //! Must not read the time: it is told.
 
-use crate::mqtt::{Timestamp, packet::Publish};
+use crate::mqtt::Timestamp;
 
 /// A token bucket: so many in a second on average, and as many at once after a second of rest.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +19,13 @@ impl Bucket {
     pub fn new(per_sec: u32, now: Timestamp) -> Self {
         let per_sec = i64::from(per_sec);
         Self { per_sec, left: per_sec * 1000, at: now }
+    }
+
+    /// One with a tenth of a second's worth, and at least one token: who comes anew has not rested.
+    #[must_use]
+    pub fn begun(per_sec: u32, now: Timestamp) -> Self {
+        let new = Self::new(per_sec, now);
+        Self { left: (new.left / 10).max(1000), ..new }
     }
 
     /// Takes one, if there is one.
@@ -83,7 +90,7 @@ pub(super) struct PublishRate {
 impl PublishRate {
     /// Messages and bytes in a second; 0 is no limit. None where neither has one.
     pub(super) fn new(limits: (u32, u32), now: Timestamp) -> Option<Self> {
-        let bucket = |per_sec| (per_sec > 0).then(|| Bucket::new(per_sec, now));
+        let bucket = |per_sec| (per_sec > 0).then(|| Bucket::begun(per_sec, now));
         (limits != (0, 0)).then(|| Self { limits, messages: bucket(limits.0), bytes: bucket(limits.1) })
     }
 
@@ -91,12 +98,13 @@ impl PublishRate {
         self.limits == limits
     }
 
-    pub(super) fn charge(&mut self, publish: &Publish<'_>, now: Timestamp) {
+    /// One message of so many bytes: its topic, alias or not, its properties and its payload.
+    pub(super) fn charge(&mut self, size: usize, now: Timestamp) {
         if let Some(messages) = &mut self.messages {
             messages.take(1, now);
         }
         if let Some(bytes) = &mut self.bytes {
-            bytes.take(publish.topic.len() + publish.properties.len() + publish.payload.len(), now);
+            bytes.take(size, now);
         }
     }
 
@@ -139,6 +147,17 @@ mod tests {
         let mut bucket = Bucket::new(10, start);
         let sum: usize = (0..=10_000).step_by(7).map(|at| taken(&mut bucket, start.plus_millis(at))).sum();
         assert!((108..=110).contains(&sum), "{sum}");
+    }
+
+    /// Who comes again and again without a session gets no second's worth each time.
+    #[test]
+    fn one_that_begins_is_nearly_empty() {
+        let start = Timestamp(50_000);
+        for (per_sec, expected) in [(1, 1), (10, 1), (100, 10), (1000, 100)] {
+            let mut bucket = Bucket::begun(per_sec, start);
+            assert_eq!(bucket.left(), expected, "{per_sec}");
+            assert!(bucket.is_full(start.plus_secs(1)));
+        }
     }
 
     #[test]

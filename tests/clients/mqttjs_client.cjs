@@ -28,7 +28,7 @@ class Device {
       connectTimeout: PATIENCE,
       ...(version === 5 && {
         autoAssignTopicAlias: true,
-        properties: { sessionExpiryInterval: clean ? 0 : 3600, topicAliasMaximum: 4 },
+        properties: { sessionExpiryInterval: clean ? 0 : 3600 },
       }),
     });
     device.client.on("message", (topic, payload, packet) => {
@@ -163,8 +163,6 @@ async function properties(prefix, watcher, device) {
   for (let n = 0; n < 2; n++) {
     await device.publish(`${prefix}rich`, "21.5", 1, { properties: { ...sent, messageExpiryInterval: 100 } });
     const { messageExpiryInterval, ...got } = (await watcher.expect(`${prefix}rich`, "21.5", 1)).properties;
-    // The broker may use an alias of its own.
-    delete got.topicAlias;
     assert.deepStrictEqual({ ...got, userProperties: { ...got.userProperties } }, sent);
     assert.ok(messageExpiryInterval > 90 && messageExpiryInterval <= 100, `${messageExpiryInterval}`);
   }

@@ -1,6 +1,9 @@
 //! What the broker tells of itself under `$SYS`: complete, exact, unstored, and for those alone who ask for it by name.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use crate::support::{
     Broker, Client, Connect, PATIENCE, Setup, Value,
@@ -252,6 +255,26 @@ fn it_is_neither_stored_nor_counted() {
         broker.restart();
         broker.wait_log_from(from, "what was found in the store", |line| line.contains("\"retained\":0"));
     }
+}
+
+/// More values than a queue holds: nobody is disconnected or told of a drop for them, and every one comes in the end.
+#[test]
+fn a_queue_that_is_too_short_for_it() {
+    let config = format!("{EVERY_SECOND}[session]\nmax_queued_messages = 10\nqueue_full = \"disconnect\"\n");
+    let broker = Setup::new().config(&config).start();
+    let mut client = broker.v5("short");
+    // Without what stands there already.
+    assert_eq!(client.subscribe_all(&[("$SYS/#", 0x20)]), [0]);
+    let mut wanted: BTreeSet<String> =
+        ["uptime", "clients/total", "subscriptions/count", "load/sockets/1min"].map(str::to_owned).into();
+    let deadline = Instant::now() + PATIENCE;
+    while !wanted.is_empty() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {wanted:?}");
+        wanted.remove(&told(client.delivery()).0);
+    }
+    let drops = broker.status()["dropped"].clone();
+    assert!(drops.as_object().unwrap().values().all(|count| count == 0), "{drops}");
+    client.ping();
 }
 
 /// `$share/g/$SYS/#` works (D68): nothing at the SUBSCRIBE, then each change to one of the members.

@@ -427,15 +427,11 @@ impl Member {
 
 /// Why the delivery was dropped, if it was. A lease that the receiver does not take comes back as its connection ends.
 fn put(receiver: &Receiver, delivery: Delivery, turn: &mut Turn) -> Option<DropReason> {
-    let leased = delivery.source != Source::Direct;
-    let counts = &mut turn.counts;
-    match receiver.put(delivery, |reason| counts.dropped(reason)) {
-        Put::Queued(signal) => turn.touch(signal),
-        Put::Dropped(_) if leased => {}
-        Put::Dropped(reason) => {
-            counts.dropped(reason);
-            return Some(reason);
-        }
+    if delivery.source == Source::Direct {
+        return turn.put(receiver, delivery);
+    }
+    if let Put::Queued(signal) = receiver.put(delivery, |_| ()) {
+        turn.touch(signal);
     }
     None
 }
