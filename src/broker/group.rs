@@ -165,7 +165,7 @@ impl Group {
         Given::from(state.refused.take().filter(|(refused, _)| *refused == seq).map(|(_, reason)| reason))
     }
 
-    /// Makes room for a message of `size`, where that is the policy. Where there is none it is dropped: why.
+    /// Makes room for a message of `size`, where that is the policy and not in vain. Where there is none it is dropped: why.
     fn make_room(
         self: &Arc<Self>,
         broker: &Broker,
@@ -174,7 +174,9 @@ impl Group {
         turn: &mut Turn,
         now: Timestamp,
     ) -> Option<DropReason> {
+        let mut in_vain = None;
         while let Some(reason) = state.full(broker, size) {
+            let in_vain = *in_vain.get_or_insert_with(|| !state.can_make_room(broker, size));
             turn.counts.dropped(reason);
             state.dropped += 1;
             if now.millis_since(state.told_at) >= TOLD_EVERY_MILLIS {
@@ -183,7 +185,9 @@ impl Group {
                 tracing::warn!(group = %Shown(&group), dropped = state.dropped, "messages were dropped: the queue is full");
             }
             let oldest = match reason {
-                DropReason::QueueFull if broker.limits.queue_full == QueueFull::DropOldest => state.take_oldest(),
+                DropReason::QueueFull if broker.limits.queue_full == QueueFull::DropOldest && !in_vain => {
+                    state.take_oldest()
+                }
                 _ => None,
             };
             let Some(oldest) = oldest else {

@@ -187,6 +187,9 @@ impl Receiver {
         (inbox.log.head, inbox.log.beyond) = (head, beyond);
         inbox.behind = self.logged && inbox.log.tail > head;
         inbox.signal = Some(signal);
+        // Whoever was asked before may have found neither a session that is parked nor a connection.
+        inbox.asked = false;
+        inbox.asks_to_drop(self);
     }
 
     /// The connection is gone. Gives back what nobody took.
@@ -341,9 +344,14 @@ impl Receiver {
     /// Takes the mail, into an empty `mail`; what was taken before is sent. `true` where the log must be read on.
     pub fn take(&self, mail: &mut VecDeque<Delivery>) -> bool {
         let mut inbox = self.inbox.lock();
-        // Where the oldest is dropped first, most must stay where it can be.
-        if self.limits.full == QueueFull::DropOldest && inbox.mail.len() > TAKEN_AT_ONCE && !self.logged {
-            mail.extend(inbox.mail.drain(..TAKEN_AT_ONCE));
+        // Where the oldest is dropped first, half of what may wait must stay where it can be.
+        let count = if self.limits.full == QueueFull::DropOldest && !self.logged {
+            inbox.taken_at_once(self.limits)
+        } else {
+            inbox.mail.len()
+        };
+        if count < inbox.mail.len() {
+            mail.extend(inbox.mail.drain(..count));
             let bytes: usize = mail.iter().map(|delivery| delivery.message.size()).sum();
             let direct: u64 = mail.iter().map(direct_size).sum();
             inbox.bytes -= bytes.min(inbox.bytes);
@@ -436,15 +444,18 @@ impl Inbox {
         }
         let size = delivery.message.size();
         if delivery.source == Source::Direct {
-            while let Some(reason) = self.full(size as u64, receiver) {
+            if let Some(reason) = self.full(size as u64, receiver) {
                 let for_oldest = reason == DropReason::QueueFull && receiver.limits.full == QueueFull::DropOldest;
-                if for_oldest && self.drop_oldest() {
+                let count = if for_oldest { self.makes_room(size as u64, receiver) } else { None };
+                let Some(count) = count else {
+                    self.refuse(reason, receiver);
+                    return Put::Dropped(reason);
+                };
+                for _ in 0..count {
+                    self.drop_oldest();
                     self.count_drop(reason, receiver);
                     dropped(reason);
-                    continue;
                 }
-                self.refuse(reason, receiver);
-                return Put::Dropped(reason);
             }
             self.direct += size as u64;
         }
@@ -453,21 +464,56 @@ impl Inbox {
 
     /// Why a message that no log holds has no room.
     fn full(&self, size: u64, receiver: &Receiver) -> Option<DropReason> {
-        let limits = receiver.limits;
-        let messages = self.mail.len() + self.taken.0;
-        if (limits.messages > 0 && messages as u64 >= limits.messages)
-            || (limits.bytes > 0 && self.held() + size > limits.bytes)
-            || (receiver.logged && self.behind && self.mail.len() >= HELD_MESSAGES)
-        {
+        if self.lacks_room(size, (0, 0), receiver) {
             return Some(DropReason::QueueFull);
         }
         self.all_full(size, receiver)
+    }
+
+    /// Whether this queue has no room for a message of `size` once so many messages, of so many bytes, were dropped.
+    fn lacks_room(&self, size: u64, dropped: (usize, u64), receiver: &Receiver) -> bool {
+        let limits = receiver.limits;
+        let mail = self.mail.len() - dropped.0;
+        (limits.messages > 0 && (mail + self.taken.0) as u64 >= limits.messages)
+            || (limits.bytes > 0 && self.held().saturating_sub(dropped.1) + size > limits.bytes)
+            || (receiver.logged && self.behind && mail >= HELD_MESSAGES)
+    }
+
+    /// How many of the oldest messages that no log holds and nobody has taken are to be dropped for one of `size`. `None` where even all of
+    /// them would be dropped in vain.
+    fn makes_room(&self, size: u64, receiver: &Receiver) -> Option<usize> {
+        let limit = receiver.limits.bytes;
+        if (limit > 0 && size > limit) || self.all_full(size, receiver).is_some() {
+            return None;
+        }
+        let mut oldest = self.mail.iter().filter(|delivery| delivery.source == Source::Direct);
+        let mut dropped = (0, 0);
+        while self.lacks_room(size, dropped, receiver) {
+            dropped = (dropped.0 + 1, dropped.1 + direct_size(oldest.next()?));
+        }
+        Some(dropped.0)
+    }
+
+    /// How many messages a connection takes at once, where the oldest of the rest may be dropped: no more than half of what may wait.
+    fn taken_at_once(&self, limits: Limits) -> usize {
+        let half = |limit: u64| if limit > 0 { limit / 2 } else { u64::MAX };
+        let most = usize::try_from(half(limits.messages)).unwrap_or(usize::MAX).clamp(1, TAKEN_AT_ONCE);
+        let (mut bytes, room) = (0, half(limits.bytes));
+        let fits = |delivery: &&Delivery| {
+            bytes += direct_size(delivery);
+            bytes <= room
+        };
+        self.mail.iter().take(most).take_while(fits).count().max(1)
     }
 
     /// Why an entry of the log has no room.
     fn log_full(&self, size: u64, receiver: &Receiver) -> Option<DropReason> {
         let Limits { mut messages, mut bytes, full } = receiver.limits;
         if full == QueueFull::DropOldest {
+            if bytes > 0 && size > bytes {
+                // All others would be dropped for it, and then itself.
+                return Some(DropReason::QueueFull);
+            }
             // The session drops its oldest soon.
             messages += if messages > 0 { SLACK_MESSAGES } else { 0 };
             bytes += if bytes > 0 { SLACK_BYTES } else { 0 };
@@ -527,14 +573,13 @@ impl Inbox {
         }
     }
 
-    /// Drops the oldest message that no log holds and nobody has taken. `false` where there is none.
-    fn drop_oldest(&mut self) -> bool {
+    /// Drops the oldest message that no log holds and nobody has taken.
+    fn drop_oldest(&mut self) {
         let oldest = self.mail.iter().position(|delivery| delivery.source == Source::Direct);
-        let Some(delivery) = oldest.and_then(|at| self.mail.remove(at)) else { return false };
+        let Some(delivery) = oldest.and_then(|at| self.mail.remove(at)) else { return };
         let size = delivery.message.size();
         self.bytes = self.bytes.saturating_sub(size);
         self.direct = self.direct.saturating_sub(size as u64);
-        true
     }
 
     fn log_entry(
@@ -593,7 +638,12 @@ fn direct_size(delivery: &Delivery) -> u64 {
 /// that; 0 is no limit. What one message that is never settled keeps from being trimmed is bounded too.
 pub(super) fn is_full(limit: u64, tail: u64, head: u64, beyond: u64) -> bool {
     let span = tail.saturating_sub(head);
-    limit > 0 && (span.saturating_sub(beyond) >= limit || span / SPAN_MAX >= limit)
+    limit > 0 && span.saturating_sub(beyond) >= limit || spans_too_much(limit, tail, head)
+}
+
+/// Whether a log in which no more than `limit` messages may wait is too long, however much of it is settled.
+pub(super) fn spans_too_much(limit: u64, tail: u64, head: u64) -> bool {
+    limit > 0 && tail.saturating_sub(head) / SPAN_MAX >= limit
 }
 
 /// A message as `receiver` gets it, before its source is known.
@@ -604,7 +654,7 @@ pub(super) fn delivery(message: &Arc<Message>, qos: QoS, retain: bool, ids: Opti
 /// How much of its log a mailbox holds in memory before it falls behind.
 const HELD_MESSAGES: usize = 4096;
 const HELD_BYTES: usize = 1 << 20;
-/// How many messages a connection takes at once from a queue that drops its oldest.
+/// How many messages a connection takes at most at once from a queue that drops its oldest.
 const TAKEN_AT_ONCE: usize = 64;
 /// How far a log may go beyond its limits until its session has dropped the oldest: about what one turn of a connection can publish.
 const SLACK_MESSAGES: u64 = 32_768;
@@ -632,5 +682,57 @@ mod tests {
         // One that is stuck, and all behind it settled.
         check((151, 0, 150), false);
         check((160, 0, 159), true);
+    }
+
+    fn receiver(limits: (u64, u64), log: Extent) -> Receiver {
+        let limits = Limits { messages: limits.0, bytes: limits.1, full: QueueFull::DropOldest };
+        Receiver::new(1, "c".into(), Identity::ANONYMOUS, log.tail > 0, limits, Arc::default(), log)
+    }
+
+    fn of_size(payload: usize) -> Delivery {
+        let message = Message {
+            topic: crate::mqtt::TopicName::parse("t").expect("a topic"),
+            payload: vec![0; payload].into(),
+            qos: QoS::AtLeastOnce,
+            retain: false,
+            properties: Box::default(),
+            expires_at: None,
+            publisher: 0,
+        };
+        delivery(&Arc::new(message), QoS::AtLeastOnce, false, None)
+    }
+
+    /// A log that is too long as its client comes is cut, although it was asked to before: nobody may have been there to do so.
+    #[test]
+    fn who_comes_is_told_that_its_log_is_too_long() {
+        for (tail, expected) in [(10, 0), (11, Signal::OVERFULL)] {
+            let receiver = receiver((10, 0), Extent { tail, ..Extent::default() });
+            receiver.inbox.lock().asked = true;
+            let signal = Arc::new(Signal::default());
+            receiver.online(signal.clone(), 0, 0);
+            assert_eq!(signal.take(Waker::noop()), expected);
+            assert_eq!(receiver.inbox.lock().asked, tail == 11);
+        }
+    }
+
+    /// What does not fit beside what a connection has in hand is refused; what waits stays.
+    #[test]
+    fn nothing_is_dropped_in_vain() {
+        let each = of_size(1000).message.size() as u64;
+        let receiver = receiver((0, 4 * each), Extent::default());
+        receiver.online(Arc::default(), 0, 0);
+        let put = |payload| {
+            let mut dropped = 0;
+            (matches!(receiver.put(of_size(payload), |_| dropped += 1), Put::Queued(_)), dropped)
+        };
+        for _ in 0..4 {
+            assert_eq!(put(1000), (true, 0));
+        }
+        let mut mail = VecDeque::new();
+        assert!(!receiver.take(&mut mail), "no log");
+        assert_eq!(mail.len(), 2, "half of what may wait");
+        assert_eq!(put(2500), (false, 0), "two are in hand");
+        assert_eq!(put(1500), (true, 2));
+        assert_eq!(put(1000), (true, 1));
     }
 }

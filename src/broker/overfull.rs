@@ -13,6 +13,17 @@ use crate::{
 
 use super::{Broker, Client, Receiver, Turn};
 
+impl Client {
+    /// Whether a delivery of the session's log was never sent, on this connection or an earlier one: what was, is not dropped
+    /// [MQTT-4.4.0-1].
+    pub fn was_never_sent(&mut self, delivery: &Delivery) -> bool {
+        let Source::Log { seq, .. } = delivery.source else { return false };
+        let known = self.session.knows(delivery.source);
+        let log = self.session.log();
+        !known && seq > log.sent_until && log.open(seq).is_none()
+    }
+}
+
 impl Broker {
     /// Those whose queues the turn has made too long, and whose clients are away, have their oldest messages dropped, off the runtime's
     /// threads.
@@ -66,7 +77,7 @@ impl Broker {
             if excess == (0, 0) {
                 break;
             }
-            if !client.session.knows(delivery.source) && client.session.log().open(delivery.seq()).is_none() {
+            if client.was_never_sent(delivery) {
                 self.drop_for_excess(client, &mut turn, delivery, &mut excess, now);
             }
         }

@@ -551,7 +551,7 @@ impl Broker {
         turn.offered = Some(0);
         for hop in &route.hops {
             match &hop.to {
-                To::Receiver(receiver) => turn.put(receiver, hop.delivery(message)),
+                To::Receiver(receiver) => drop(turn.put(receiver, hop.delivery(message))),
                 To::Group(group) => {
                     group.give(self, message, route.publisher, hop.retain(message), None, turn, None, now);
                 }

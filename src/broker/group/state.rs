@@ -18,7 +18,7 @@ use crate::{
 use super::{
     super::{
         Broker, Receiver, Turn, counted_size,
-        mailbox::{Put, SERVED_BYTES, is_full},
+        mailbox::{Put, SERVED_BYTES, is_full, spans_too_much},
         publish::{HandOver, lower},
         queues::Share,
     },
@@ -128,6 +128,29 @@ impl State {
         // Where all queues are full together, a group that has little waiting, and somebody for it, is served on.
         let served = || self.held() + size <= SERVED_BYTES && self.members.iter().any(Member::has_room);
         (broker.queues.are_full(size) && !served()).then_some(DropReason::AllQueuesFull)
+    }
+
+    /// Whether there is room for a message of `size` once the oldest that were never sent are dropped, as many as it takes of those that
+    /// are here.
+    pub(super) fn can_make_room(&self, broker: &Broker, size: u64) -> bool {
+        let (most, most_bytes) = (broker.limits.max_queued_messages, broker.limits.max_queued_bytes);
+        if most_bytes > 0 && size > most_bytes || broker.queues.are_full(size) {
+            return false;
+        }
+        let mut oldest = self.waiting.iter().filter(|entry| !entry.again);
+        let (tail, head) = (self.tail, self.view.head());
+        let (mut beyond, mut held) = (self.view.settled_beyond(), self.held());
+        if spans_too_much(most, tail, head) && oldest.clone().next().is_none_or(|entry| entry.seq != head + 1) {
+            // What keeps the log from being trimmed is not what would be dropped.
+            return false;
+        }
+        let waiting = tail.saturating_sub(head);
+        while most > 0 && waiting.saturating_sub(beyond) >= most || most_bytes > 0 && held + size > most_bytes {
+            let Some(entry) = oldest.next() else { return false };
+            beyond += 1;
+            held = held.saturating_sub(entry.message.size() as u64);
+        }
+        true
     }
 
     fn held(&self) -> u64 {

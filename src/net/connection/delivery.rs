@@ -105,7 +105,7 @@ impl Connection {
         true
     }
 
-    /// Drops the oldest messages of the session's log that are not in flight, until it is within its limits. What no log holds, or a
+    /// Drops the oldest messages of the session's log that were never sent, until it is within its limits. What no log holds, or a
     /// group has leased, stays.
     fn drop_oldest(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<(), Ended> {
         let Some(client) = &mut self.owner.client else { return Ok(()) };
@@ -114,10 +114,7 @@ impl Connection {
         let mut excess = client.receiver.excess();
         while excess != (0, 0) {
             let Some(client) = &mut self.owner.client else { return Ok(()) };
-            let waits = |delivery: &Delivery| {
-                matches!(delivery.source, Source::Log { .. }) && !client.session.knows(delivery.source)
-            };
-            let oldest = self.mail.iter().skip(self.sent).position(waits);
+            let oldest = self.mail.iter().skip(self.sent).position(|delivery| client.was_never_sent(delivery));
             if let Some(delivery) = oldest.and_then(|at| self.mail.remove(self.sent + at)) {
                 self.broker.drop_for_excess(client, &mut self.turn, &delivery, &mut excess, now);
                 continue;
@@ -126,15 +123,20 @@ impl Connection {
                 break;
             }
         }
-        self.overfull = excess != (0, 0) && !matches!(self.reader, Reader::Closed);
+        // What stays here hides what waits behind it: that is looked at once this is sent.
+        let more = self.sent < self.mail.len() || !matches!(self.reader, Reader::Closed);
+        self.overfull = excess != (0, 0) && more;
         let Some(client) = &mut self.owner.client else { return Ok(()) };
         self.broker.dispatch(client, &mut self.turn, now);
         Ok(())
     }
 
-    /// Takes the mailbox. `false` where it was empty.
+    /// Takes the mailbox, where all mail is sent. `false` where it was empty.
     fn take_mail(&mut self) -> bool {
         let Some(client) = &mut self.owner.client else { return false };
+        // Where what followed was dropped, what is sent still stands here: it must not go round.
+        self.mail.clear();
+        self.sent = 0;
         // What is empty here becomes the mailbox: the memory goes round.
         let behind = client.receiver.take(&mut self.mail);
         if behind && matches!(self.reader, Reader::Closed) {

@@ -139,7 +139,10 @@ fn a_connect_that_is_right_is_answered_first_and_once() {
         // Packets that follow at once are answered after the CONNACK.
         client.send(&[&asked.encode()[..], &wire::PINGREQ].concat());
         let packet = client.receive();
-        assert!(matches!(packet, Packet::ConnAck { session_present, code: 0, .. } if session_present == (level > 3)), "{packet:?}");
+        assert!(
+            matches!(packet, Packet::ConnAck { session_present, code: 0, .. } if session_present == (level > 3)),
+            "{packet:?}"
+        );
         assert_eq!(client.wait_for("PINGRESP", |packet| *packet == Packet::PingResp), Packet::PingResp);
         assert_eq!(client.text(), "waits");
         client.nothing();
