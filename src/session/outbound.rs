@@ -124,6 +124,8 @@ struct Flight {
     /// Kept for what no log holds, to be sent again after a reconnect.
     delivery: Option<Box<Delivery>>,
     order: u64,
+    /// This connection has not sent it again yet.
+    waits: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,8 +148,10 @@ pub(super) struct Outbound {
     leased: HashSet<(u64, u64), foldhash::fast::RandomState>,
     /// Packet ids above those of the log under which entries of the log were sent: they come again under them.
     reserved: HashSet<u16, foldhash::fast::RandomState>,
-    /// Flights of an earlier connection that this one has not sent again yet, in order.
+    /// Flights of an earlier connection in order; those that still wait are to be sent again.
     resend: VecDeque<PacketId>,
+    /// How many flights wait.
+    waiting: usize,
     /// Of this connection; none where the client, or a limit, wants none.
     aliases: Option<Box<Aliases>>,
     log: LogView,
@@ -164,6 +168,7 @@ impl Outbound {
             leased: HashSet::default(),
             reserved: HashSet::default(),
             resend: VecDeque::new(),
+            waiting: 0,
             aliases: None,
             log,
             next_id: LOG_IDS,
@@ -184,10 +189,12 @@ impl Outbound {
         again.sort_unstable();
         let mut too_large = Vec::new();
         for (_, packet_id) in again {
-            let Some(flight) = self.flights.get(&packet_id) else { continue };
+            let Some(flight) = self.flights.get_mut(&packet_id) else { continue };
             match &flight.delivery {
                 _ if flight.step == Step::Released => outbox.ack(AckKind::PubRel, packet_id, ReasonCode::Success),
                 Some(delivery) if outbox.takes(&outgoing(delivery, packet_id, true, now)) => {
+                    flight.waits = true;
+                    self.waiting += 1;
                     self.resend.push_back(packet_id);
                 }
                 _ => too_large.extend(self.remove(packet_id).map(|flight| flight.source)),
@@ -199,9 +206,13 @@ impl Outbound {
 
     /// Sends again what an earlier connection had in flight, as far as the window goes [MQTT-4.4.0-1], [MQTT-3.3.4-9].
     pub(super) fn resend(&mut self, now: Timestamp, outbox: &mut Outbox) {
-        while self.flights.len() < usize::from(self.window) + self.resend.len() {
+        while self.flights.len() - self.waiting < usize::from(self.window) {
             let Some(packet_id) = self.resend.pop_front() else { return };
-            if let Some(delivery) = self.flights.get(&packet_id).and_then(|flight| flight.delivery.as_deref()) {
+            // The client may have acknowledged it meanwhile: it has seen it before.
+            let Some(flight) = self.flights.get_mut(&packet_id).filter(|flight| flight.waits) else { continue };
+            flight.waits = false;
+            self.waiting -= 1;
+            if let Some(delivery) = flight.delivery.as_deref() {
                 // Its size was looked at when the connection began.
                 let _ = send(&mut self.aliases, &outgoing(delivery, packet_id, true, now), outbox);
             }
@@ -212,6 +223,8 @@ impl Outbound {
     pub(super) fn disconnected(&mut self) {
         let mut sent_until = self.log.sent_until;
         let leased = &mut self.leased;
+        self.flights.values_mut().for_each(|flight| flight.waits = false);
+        self.waiting = 0;
         self.flights.retain(|packet_id, flight| match flight.source {
             Source::Direct => true,
             Source::Lease { kept, .. } if kept || flight.step != Step::AtLeastOnce => true,
@@ -250,7 +263,9 @@ impl Outbound {
         flight.source = source;
         self.leased.remove(&(group, seq));
         if let Source::Log { seq, .. } = source {
-            flight.delivery = None;
+            if !flight.waits {
+                flight.delivery = None;
+            }
             self.moved.insert(seq, packet_id);
             self.log.set_open(seq, Open { packet_id: packet_id.get(), released });
         }
@@ -352,11 +367,12 @@ impl Outbound {
             self.leased.insert((group, seq));
         }
         self.order += 1;
-        self.flights.insert(packet_id, Flight { source, step, delivery, order: self.order });
+        self.flights.insert(packet_id, Flight { source, step, delivery, order: self.order, waits: false });
     }
 
     fn remove(&mut self, packet_id: PacketId) -> Option<Flight> {
         let flight = self.flights.remove(&packet_id)?;
+        self.waiting -= usize::from(flight.waits);
         match flight.source {
             Source::Log { seq, .. } if !self.moved.is_empty() => {
                 self.moved.remove(&seq);
@@ -448,6 +464,7 @@ impl Outbound {
             Step::ExactlyOnce => {
                 flight.step = Step::Released;
                 flight.delivery = None;
+                self.waiting -= usize::from(std::mem::take(&mut flight.waits));
                 self.order += 1;
                 flight.order = self.order;
                 let source = flight.source;

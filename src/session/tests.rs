@@ -462,6 +462,39 @@ fn what_is_sent_again_keeps_within_the_window() {
     );
 }
 
+/// [MQTT-3.3.4-9]: the client acknowledges what it knows from its last connection before it is sent again: it makes room for one, once.
+#[test]
+fn what_waits_to_be_sent_again_may_be_acknowledged() {
+    let three = [
+        ("direct q1", "Sent; PUBLISH 32768 q1 m0"),
+        ("direct q1", "Sent; PUBLISH 32769 q1 m0"),
+        ("direct q2", "Sent; PUBLISH 32770 q2 m0"),
+        ("drop", ""),
+        ("connect 1", "PUBLISH 32768 dup q1 m0"),
+    ];
+    let then = |last: &[(&'static str, &'static str)]| check(v5(), true, &[&three[..], last].concat());
+    then(&[
+        ("pubrec 32770", "received direct"),
+        ("puback 32769", "settled direct"),
+        ("pubcomp 32770", "settled direct"),
+        ("puback 32768", "settled direct"),
+        ("direct q1", "Sent; PUBLISH 32771 q1 m0"),
+    ]);
+    then(&[
+        ("puback 32769", "settled direct"),
+        ("direct q1", "Full"),
+        ("puback 32768", "settled direct; PUBLISH 32770 dup q2 m0"),
+        ("direct q1", "Full"),
+    ]);
+    then(&[
+        ("pubrec 32770", "received direct"),
+        ("pubcomp 32770", "settled direct"),
+        ("puback 32768", "settled direct; PUBLISH 32769 dup q1 m0"),
+        ("drop", ""),
+        ("connect 1", "PUBLISH 32769 dup q1 m0"),
+    ]);
+}
+
 /// [MQTT-3.1.2-24], [MQTT-3.1.2-25]: what the client does not take must not hold a place in its window.
 #[test]
 fn what_is_larger_than_the_client_takes() {

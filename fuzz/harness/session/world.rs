@@ -225,6 +225,7 @@ impl World {
                     | Violation::TooManyLevels(_) => {
                         assert_eq!(forbidden, Some(violation.reason()), "{violation} of {packet:?}");
                     }
+                    Violation::WrongAcknowledgement(id) => assert!(!self.fits(&packet), "{packet:?} of {id} fits"),
                     _ => assert!(
                         !matches!(packet, Packet::Publish(_) | Packet::Ack(..) | Packet::PingReq),
                         "{violation}"
@@ -255,6 +256,20 @@ impl World {
         let deadline = (keep_alive > 0).then(|| self.now.plus_millis(u64::from(keep_alive) * 1500));
         assert!(self.link.is_none() || self.session.keep_alive_deadline() == deadline);
         Ok(())
+    }
+
+    /// Whether it is what a message in flight waits for [MQTT-4.3.2-4], [MQTT-4.3.3-8].
+    fn fits(&self, packet: &Packet<'_>) -> bool {
+        let (Packet::Ack(kind, ack), Some(link)) = (packet, self.link.as_ref().filter(|link| link.honest)) else {
+            return false;
+        };
+        let id = ack.packet_id.get();
+        link.in_flight.get(&id).is_some_and(|flight| match kind {
+            AckKind::PubAck => flight.qos == QoS::AtLeastOnce,
+            AckKind::PubRec => flight.qos == QoS::ExactlyOnce,
+            AckKind::PubComp => flight.released,
+            AckKind::PubRel => true,
+        })
     }
 
     /// Why a PUBLISH must end the connection [MQTT-3.3.4-8], [MQTT-3.3.2-9], and the limit on levels.
@@ -348,7 +363,12 @@ impl World {
             }
             AckKind::PubRec => {
                 assert!(flight.is_none_or(|one| one.qos != QoS::ExactlyOnce || one.released), "PUBREC of {id} is lost");
-                link.awaits(What::Ack(AckKind::PubRel), id, false);
+                // One that refuses what is not known leaves nothing to release [MQTT-4.3.3-4].
+                let answered = self.session.waiting() > link.answers.len();
+                assert!(answered || ack.reason.is_failure(), "PUBREC of {id} is not answered");
+                if answered {
+                    link.awaits(What::Ack(AckKind::PubRel), id, false);
+                }
             }
             AckKind::PubAck => {
                 assert!(flight.is_none_or(|one| one.qos != QoS::AtLeastOnce), "PUBACK of {id} is lost");

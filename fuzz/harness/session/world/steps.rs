@@ -56,6 +56,11 @@ impl World {
             _ => (!link.is_releasing(*id)).then_some((AckKind::PubComp, *id)),
         }));
         due.extend(link.released.keys().map(|id| (AckKind::PubComp, *id)));
+        // What it knows from an earlier connection may still wait to be sent again.
+        due.extend(self.exchanges.values().filter(|one| one.sent && !one.taken && !one.done).filter_map(|one| {
+            let kind = if one.delivery.qos == QoS::AtLeastOnce { AckKind::PubAck } else { AckKind::PubRec };
+            one.id.filter(|id| !link.in_flight.contains_key(id)).map(|id| (kind, id))
+        }));
         due.sort_unstable_by_key(|(kind, id)| (*kind as u8, *id));
         if due.is_empty() {
             return Ok(());
