@@ -4,6 +4,7 @@
 
 mod aliases;
 mod peer;
+mod refused;
 
 use super::*;
 use crate::mqtt::{
@@ -777,50 +778,4 @@ fn a_log_sends_at_most_once_what_has_qos_0() {
     peer.session.log().sent_until = 2;
     assert_eq!(peer.step("log 2 q0"), "Lost");
     assert_eq!(peer.step("log 3 q0"), "Sent; PUBLISH q0 m3");
-}
-
-/// [MQTT-4.3.3-9], case D33: a PUBLISH that was not taken is answered by 0x97, and its packet id is free; MQTT 3 cannot be told.
-#[test]
-fn a_publish_that_is_refused_at_a_full_queue() {
-    for (line, kind) in [("q1 5", "puback"), ("q2 5", "pubrec")] {
-        let mut peer = Peer::new(v5(), true);
-        assert!(!peer.session.refuse(0) && !peer.session.refuse(1), "nothing is to be answered");
-        assert_eq!(peer.step(line), "publish t");
-        assert_eq!(peer.step(&format!("answer {kind} 5 durable")), "");
-        assert!(!peer.session.refuse(0) && !peer.session.refuse(2) && peer.session.refuse(1));
-        assert_eq!(peer.step("ticket 1"), "");
-        assert_eq!(peer.step("commit 1"), format!("{} 5 0x97", kind.to_uppercase()));
-        assert!(!peer.session.refuse(1), "it has left");
-        assert_eq!(peer.step(line), "publish t", "a new exchange");
-        let mut peer = Peer::new(v3(), true);
-        peer.step(line);
-        peer.step(&format!("answer {kind} 5 durable"));
-        assert!(!peer.session.refuse(1));
-    }
-}
-
-/// Of two answers with one packet id, the one to the PUBLISH that was not taken says so, and no other.
-#[test]
-fn the_answer_that_is_meant_is_refused() {
-    let mut peer = Peer::new(v5(), true);
-    assert_eq!(peer.step("answer puback 9"), "PUBACK 9", "one has left");
-    peer.step("answer suback 1 durable");
-    peer.step("answer puback 5 durable");
-    peer.step("answer puback 5 durable");
-    assert!(!peer.session.refuse(2), "a SUBACK");
-    assert!(peer.session.refuse(3));
-    peer.step("ticket 1");
-    assert_eq!(peer.step("commit 1"), "SUBACK 1 0x01; PUBACK 5 0x97; PUBACK 5");
-}
-
-/// A Topic Alias saves bytes on the way, not those that everybody else gets: it is charged for by its name.
-#[test]
-fn bytes_are_charged_alias_or_not() {
-    let mut peer = Peer::new(Terms { publish_rate: (0, 1000), topic_alias_maximum: 1, ..v5() }, false);
-    let topic = "t".repeat(999);
-    for (line, owed_millis) in [(format!("q0 0 topic={topic} alias=1"), 900), ("q0 0 topic=- alias=1".to_owned(), 1900)]
-    {
-        assert_eq!(peer.step(&line), format!("publish {topic}"));
-        assert_eq!(peer.session.publish_resumes_at(peer.now), Some(peer.now.plus_millis(owed_millis)));
-    }
 }
