@@ -57,9 +57,9 @@ impl Queues {
 pub(super) struct Share(u64);
 
 impl Share {
-    /// The queue holds so many bytes now.
+    /// The queue holds so many bytes now. One that is empty is never counted as holding some.
     pub(super) fn is(&mut self, bytes: u64, queues: &Queues) {
-        if bytes.abs_diff(self.0) > queues.step() {
+        if bytes.abs_diff(self.0) > queues.step() || (bytes == 0 && self.0 > 0) {
             self.tell(bytes, queues);
         }
     }
@@ -170,8 +170,11 @@ mod tests {
         assert_eq!(queues.bytes(), 60_000);
         one.is(7_000, &queues);
         assert_eq!(queues.bytes(), 60_000);
+        one.is(5_000, &queues);
+        one.is(4_000, &queues);
+        assert_eq!(queues.bytes(), 55_000);
         one.is(0, &queues);
-        assert_eq!(queues.bytes(), 50_000);
+        assert_eq!(queues.bytes(), 50_000, "what is empty is told, however little it held");
         other.ends(&queues);
         other.ends(&queues);
         assert_eq!(queues.bytes(), 0);
