@@ -81,6 +81,8 @@ pub(super) struct Inbound {
     /// [MQTT-4.9.0-1].
     open: usize,
     receive_maximum: u16,
+    /// MQTT 5: a PUBREC can say that a message was not taken, which ends its exchange.
+    tells_reasons: bool,
     aliases: HashMap<u16, TopicName, foldhash::fast::RandomState>,
     alias_maximum: u16,
     replies: VecDeque<(u64, Reply)>,
@@ -95,13 +97,22 @@ impl Inbound {
 
     pub(super) fn connected(&mut self, terms: &Terms) {
         self.disconnected();
+        self.tells_reasons = terms.version.is_v5();
         self.receive_maximum = if terms.version.is_v5() { terms.receive_maximum } else { u16::MAX };
         self.alias_maximum = terms.topic_alias_maximum;
     }
 
     pub(super) fn disconnected(&mut self) {
         self.aliases = HashMap::default();
-        self.replies = VecDeque::new();
+        for (_, reply) in std::mem::take(&mut self.replies) {
+            // It was not taken, and its client does not know: as it comes again it is no duplicate.
+            if let Reply::Ack(AckKind::PubRec, packet_id, reason) = reply
+                && reason.is_failure()
+                && self.tells_reasons
+            {
+                self.received.remove(&packet_id);
+            }
+        }
         self.open = 0;
         self.received.values_mut().for_each(|sent_now| *sent_now = false);
         self.received.shrink_to_fit();

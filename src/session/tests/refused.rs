@@ -25,6 +25,26 @@ fn a_publish_that_is_refused_at_a_full_queue() {
     }
 }
 
+/// [MQTT-4.3.3-9]: a QoS 2 PUBLISH that was not taken, and whose client was not told so before its connection broke, is no duplicate as it
+/// comes again. One that was taken is, and so is one of MQTT 3, which cannot be told.
+#[test]
+fn a_refusal_that_never_left_does_not_take_the_packet_id() {
+    for (terms, answer, refuses, again) in [
+        (v5(), "answer pubrec-denied 5 durable", false, "publish t"),
+        (v5(), "answer pubrec 5 durable", true, "publish t"),
+        (v5(), "answer pubrec 5 durable", false, "duplicate 5"),
+        (v3(), "answer pubrec-denied 5 durable", false, "duplicate 5"),
+    ] {
+        let mut peer = Peer::new(terms, true);
+        assert_eq!(peer.step("q2 5"), "publish t");
+        assert_eq!(peer.step(answer), "");
+        assert!(!refuses || peer.session.refuse(1));
+        peer.step("drop");
+        peer.step("connect");
+        assert_eq!(peer.step("q2 5 dup"), again, "{answer} {refuses}");
+    }
+}
+
 /// Of two answers with one packet id, the one to the PUBLISH that was not taken says so, and no other.
 #[test]
 fn the_answer_that_is_meant_is_refused() {
