@@ -238,7 +238,7 @@ impl Group {
     /// A persistent member comes: what the group holds in memory goes into its log.
     fn become_log(&self, batch: &mut Batch) {
         let mut state = self.state.lock();
-        batch.put_group(&stored_group(self));
+        batch.put_group(&stored_group(self, state.sent_until()));
         state.last_commit = batch.lsn().0;
         for entry in state.waiting.iter_mut() {
             append(self.id, entry, batch);
@@ -285,6 +285,9 @@ impl Group {
 
     /// Writes what was settled since the last time.
     fn record(&self, state: &mut State, batch: &mut Batch) {
+        if std::mem::take(&mut state.left) {
+            batch.put_group(&stored_group(self, state.sent_until()));
+        }
         for seq in state.unleased.drain(..) {
             batch.delete_open(self.id, seq);
         }
@@ -493,6 +496,7 @@ impl Broker {
             let mut state = group.state.lock();
             state.unrecorded.clear();
             state.unleased.clear();
+            state.left = false;
             state.behind = false;
             drop(state);
             self.router.write().touch(&group.filter.filter);
@@ -615,6 +619,10 @@ impl Broker {
                 member.leases = leases;
                 member.window = usize::from(window.unwrap_or_default()).min(LEASES_MAX);
             }
+            let is_there = |member: &Member| member.online && member.receiver.logged;
+            if client.session.logged && window.is_none() && !state.members.iter().any(is_there) {
+                state.left = true;
+            }
             state.look_again();
             group.pump(self, &mut state, turn, now);
             drop(state);
@@ -718,11 +726,12 @@ fn append(log: u64, entry: &mut Entry, batch: &mut Batch) {
     entry.body = batch.append(log, entry.seq, &head, &body).unwrap_or_default();
 }
 
-fn stored_group(group: &Group) -> StoredGroup {
+fn stored_group(group: &Group, sent_until: u64) -> StoredGroup {
     StoredGroup {
         log: group.id,
         share: group.filter.share.as_deref().unwrap_or_default().to_owned(),
         filter: group.filter.filter.as_str().to_owned(),
+        sent_until,
     }
 }
 

@@ -2,7 +2,10 @@
 //!
 //! Must not know how records are encoded.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use thiserror::Error;
 
@@ -11,7 +14,8 @@ use crate::{
     mqtt::{Filter, Message, PacketId, Timestamp, topic::InvalidTopic},
     session::{LogView, Open, Session},
     storage::{
-        self, LogEntry, OpenEntry, Orphan, Recovered, RecoveredLog, Step, StoredSession, StoredSubscription, StoredWill,
+        self, Batch, LogEntry, OpenEntry, Orphan, Recovered, RecoveredLog, Step, StoredSession, StoredSubscription,
+        StoredWill,
     },
 };
 
@@ -48,6 +52,29 @@ struct Found {
     wills: Vec<StoredWill>,
     retained: Vec<Arc<Message>>,
     orphans: Vec<Orphan>,
+}
+
+impl Found {
+    /// Who was connected when the broker died may have been sent all that was logged, and is offline since now. It is written down, so that
+    /// neither grows with the next start.
+    fn nobody_is_connected(&mut self, batch: &mut Batch, now: Timestamp) {
+        let mut served = HashSet::new();
+        for FoundSession { stored, subscriptions, log, .. } in &mut self.sessions {
+            if !std::mem::take(&mut stored.connected) {
+                continue;
+            }
+            (stored.sent_until, stored.disconnected_at) = (log.tail, now);
+            batch.put_session(stored);
+            served.extend(subscriptions.iter().map(|(filter, _)| filter).filter(|filter| filter.share.is_some()));
+        }
+        for (group, filter, log) in &mut self.groups {
+            let was_served = served.contains(filter);
+            if was_served || group.sent_until > log.tail {
+                group.sent_until = log.tail;
+                batch.put_group(group);
+            }
+        }
+    }
 }
 
 struct FoundSession {
@@ -116,8 +143,9 @@ impl Broker {
         }
         self.retained
             .replace(std::mem::take(&mut found.retained), |lsn| self.store.outcome(lsn) == storage::Outcome::Failed);
+        self.store.write(|batch| found.nobody_is_connected(batch, now));
         for (group, filter, log) in &found.groups {
-            self.restore_group(group.log, filter.clone(), restore_view(log, log.tail), log.tail, log.bytes);
+            self.restore_group(group.log, filter.clone(), restore_view(log, group.sent_until), log.tail, log.bytes);
         }
         let mut clients = Clients::new();
         for session in std::mem::take(&mut found.sessions) {
@@ -154,9 +182,7 @@ impl Broker {
     ) -> Box<Client> {
         let FoundSession { stored, subscriptions, received, log } = found;
         let client_id: Arc<str> = stored.client_id.as_str().into();
-        // It was connected when the broker died: all that was logged may have been sent.
-        let sent_until = if stored.connected { log.tail } else { stored.sent_until };
-        let view = restore_view(&log, sent_until);
+        let view = restore_view(&log, stored.sent_until);
         let settled = view.settled_bytes();
         let extent = Extent {
             tail: log.tail,
@@ -181,9 +207,8 @@ impl Broker {
                 receiver
             }
         };
-        let disconnected_at = Some(if stored.connected { now } else { stored.disconnected_at });
         // When its client left, and whether its Will is still due, memory knows better.
-        let disconnected_at = old.as_ref().and_then(|old| old.disconnected_at).or(disconnected_at);
+        let disconnected_at = old.as_ref().and_then(|old| old.disconnected_at).or(Some(stored.disconnected_at));
         let will = old.as_mut().and_then(|old| old.will.take());
         let subscriptions = subscriptions
             .into_iter()

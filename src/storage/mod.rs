@@ -354,5 +354,5 @@ pub fn in_full(error: &dyn std::error::Error) -> String {
 }
 
 /// The format that this release writes. A release that changes it reads the older ones, and one that does not know it refuses it.
-/// 2: logs count their bytes.
-pub const FORMAT_VERSION: u32 = 2;
+/// 2: logs count their bytes. 3: groups know what may have been sent.
+pub const FORMAT_VERSION: u32 = 3;

@@ -71,6 +71,8 @@ pub struct StoredGroup {
     pub share: String,
     /// The Topic Filter.
     pub filter: String,
+    /// Entries up to this one may have been sent to a persistent member, when the last of them went offline.
+    pub sent_until: Seq,
 }
 
 /// Which entries of a log are settled.
@@ -257,13 +259,19 @@ pub(super) fn get_will(session: SessionId, bytes: &[u8]) -> Result<StoredWill, U
 }
 
 pub(super) fn put_group(out: &mut Vec<u8>, group: &StoredGroup) {
-    out.push(V1);
+    out.push(V2);
     put_text(out, &group.share);
     put_text(out, &group.filter);
+    put_number(out, group.sent_until);
 }
 
 pub(super) fn get_group(log: LogId, bytes: &[u8]) -> Result<StoredGroup, Unreadable> {
-    read(bytes, |r| Ok(StoredGroup { log, share: r.text()?.to_owned(), filter: r.text()?.to_owned() }))
+    read_up_to(V2, bytes, |version, r| {
+        let (share, filter) = (r.text()?.to_owned(), r.text()?.to_owned());
+        // The first releases do not tell: anything may have been sent.
+        let sent_until = if version == V1 { Seq::MAX } else { r.number()? };
+        Ok(StoredGroup { log, share, filter, sent_until })
+    })
 }
 
 pub(super) fn put_log_state(out: &mut Vec<u8>, state: &LogState) {
@@ -281,13 +289,7 @@ pub(super) fn put_log_state(out: &mut Vec<u8>, state: &LogState) {
 }
 
 pub(super) fn get_log_state(bytes: &[u8]) -> Result<LogState, Unreadable> {
-    let mut reader = Reader(bytes);
-    let version = reader.byte()?;
-    if !(V1..=V2).contains(&version) {
-        return Err(Unreadable::Version(version));
-    }
-    let state = reader.log_state(version)?;
-    reader.end(state)
+    read_up_to(V2, bytes, |version, r| r.log_state(version))
 }
 
 pub(super) fn put_open(out: &mut Vec<u8>, open: &OpenEntry) {
@@ -457,12 +459,21 @@ fn put_optional_text(out: &mut Vec<u8>, text: Option<&str>) {
 
 /// Reads a whole record: its version, what `body` takes, and nothing behind it.
 fn read<'a, T>(bytes: &'a [u8], body: impl FnOnce(&mut Reader<'a>) -> Result<T, Unreadable>) -> Result<T, Unreadable> {
+    read_up_to(V1, bytes, |_, reader| body(reader))
+}
+
+/// The same, where there are versions up to `newest`.
+fn read_up_to<'a, T>(
+    newest: u8,
+    bytes: &'a [u8],
+    body: impl FnOnce(u8, &mut Reader<'a>) -> Result<T, Unreadable>,
+) -> Result<T, Unreadable> {
     let mut reader = Reader(bytes);
-    match reader.byte()? {
-        V1 => {}
-        version => return Err(Unreadable::Version(version)),
+    let version = reader.byte()?;
+    if !(V1..=newest).contains(&version) {
+        return Err(Unreadable::Version(version));
     }
-    let value = body(&mut reader)?;
+    let value = body(version, &mut reader)?;
     reader.end(value)
 }
 
@@ -635,7 +646,7 @@ mod tests {
                 due_at: flags.0.then_some(Timestamp(numbers.2)),
             };
             check(&will, put_will, |bytes| get_will(numbers.0, bytes));
-            let group = StoredGroup { log: numbers.0, share: texts.0, filter: topic };
+            let group = StoredGroup { log: numbers.0, share: texts.0, filter: topic, sent_until: numbers.1 };
             check(&group, put_group, |bytes| get_group(numbers.0, bytes));
             let mut state =
                 LogState { head: numbers.0 >> 4, settled: Vec::new(), trimmed: numbers.1, settled_bytes: numbers.2 };

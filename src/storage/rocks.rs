@@ -394,7 +394,7 @@ mod tests {
     fn commit(store: &Store, log: u64) {
         let (sender, outcome) = std::sync::mpsc::channel();
         let ((), lsn): (_, Lsn) = store.write(|batch| {
-            batch.put_group(&StoredGroup { log, share: "g".into(), filter: "f".into() });
+            batch.put_group(&StoredGroup { log, share: "g".into(), filter: "f".into(), sent_until: 0 });
             batch.after_commit(Box::new(move |outcome| sender.send(outcome).unwrap()));
         });
         assert_eq!(outcome.recv().unwrap(), Outcome::Durable);

@@ -1,12 +1,14 @@
 //! Shared subscriptions as the operator wants them: strategies, redelivery, and members that lose a right.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     auth::{login, password_line},
     support::{
-        Broker, Client, Connect, Packet, Setup, eventually,
-        wire::{self, PUBACK, PUBREC, PUBREL, Publish},
+        Broker, Client, Connect, Packet, Setup,
+        client::publish_of,
+        eventually,
+        wire::{self, PUBACK, PUBREC, PUBREL, Publish, Value, property},
     },
 };
 
@@ -25,7 +27,7 @@ fn take(members: &mut [&mut Client], count: usize) -> Vec<Vec<Publish>> {
     let mut got: Vec<Vec<Publish>> = members.iter().map(|_| Vec::new()).collect();
     eventually("all messages of the group", || {
         for (member, got) in members.iter_mut().zip(&mut got) {
-            while let Ok(Packet::Publish(publish)) = member.try_receive(std::time::Duration::from_millis(5)) {
+            while let Ok(Packet::Publish(publish)) = member.try_receive(Duration::from_millis(5)) {
                 got.push(publish);
             }
         }
@@ -81,7 +83,7 @@ fn hash_publisher() {
     let mut count = 0;
     eventually("all messages", || {
         for (at, member) in members.iter_mut().enumerate() {
-            while let Ok(Packet::Publish(publish)) = member.try_receive(std::time::Duration::from_millis(5)) {
+            while let Ok(Packet::Publish(publish)) = member.try_receive(Duration::from_millis(5)) {
                 let from = publish.topic.split('/').nth(1).unwrap().to_owned();
                 let number: u32 = String::from_utf8_lossy(&publish.payload).parse().unwrap();
                 let (with, next) = of.entry(from.clone()).or_insert((at, 0));
@@ -139,6 +141,48 @@ fn redelivery() {
         other.nothing();
         assert_eq!(broker.status_number("session_ended"), 1);
     }
+}
+
+/// What waited in a group while all its members were away was never sent, also after restarts of the broker: it has no DUP [MQTT-3.3.1-1],
+/// and what of it expires is dropped. What was in flight as the broker died comes again, expired or not [MQTT-4.3.3-7].
+#[test]
+#[cfg(feature = "rocksdb")]
+fn what_waits_is_not_taken_for_sent_after_a_restart() {
+    let mut broker = broker("");
+    let expires = || vec![(property::MESSAGE_EXPIRY, Value::Four(1))];
+    let publish = |broker: &Broker, text: &str, properties| {
+        let publish = Publish { properties, ..publish_of("t/x", text, 1) };
+        assert_eq!(broker.v5("publisher").publish_code(&publish), 0);
+    };
+    let mut holder = member(&broker, "holder", 2);
+    publish(&broker, "sent", expires());
+    assert_eq!(holder.delivery().payload, b"sent");
+    broker.kill9();
+    broker.restart();
+    publish(&broker, "waits", vec![]);
+    publish(&broker, "expires", expires());
+    let began = std::time::Instant::now();
+    broker.kill9();
+    broker.restart();
+    let mut other = broker.v5("other");
+    while began.elapsed() < Duration::from_millis(1_600) {
+        assert!(other.try_receive(Duration::from_millis(100)).is_err());
+    }
+    let mut holder = broker.connect(&Connect::v5("holder").persistent());
+    for (text, dup) in [("sent", true), ("waits", false)] {
+        let got = holder.message();
+        assert_eq!((String::from_utf8_lossy(&got.payload).as_ref(), got.dup), (text, dup));
+    }
+    holder.nothing();
+    assert_eq!(broker.status_number("expired"), 1);
+    // A member that left in peace held nothing.
+    holder.disconnect();
+    publish(&broker, "later", vec![]);
+    broker.terminate();
+    broker.restart();
+    let mut holder = broker.connect(&Connect::v5("holder").persistent());
+    let got = holder.message();
+    assert_eq!((got.payload.as_slice(), got.dup), (&b"later"[..], false));
 }
 
 /// A message that waits for a member which loses the right to it goes to another one that has it.

@@ -52,6 +52,9 @@ pub(super) struct State {
     pub(super) unrecorded: Vec<Entry>,
     /// QoS 2 entries whose lease was taken back; the store may have a record of it.
     pub(super) unleased: Vec<u64>,
+    /// The last persistent member has gone offline. How far the log was sent is to be recorded before that this one is offline: until then
+    /// all of it counts as sent.
+    pub(super) left: bool,
     /// Entries after `read_to` are in the log alone.
     pub(super) behind: bool,
     pub(super) read_to: u64,
@@ -125,16 +128,20 @@ impl State {
         if many || limits.max_queued_bytes > 0 && self.held() + size > limits.max_queued_bytes {
             return Some(DropReason::QueueFull);
         }
-        // Where all queues are full together, a group that has little waiting, and somebody for it, is served on.
+        self.all_full(broker, size).then_some(DropReason::AllQueuesFull)
+    }
+
+    /// Where all queues are full together, a group that has little waiting, and somebody for it, is served on.
+    fn all_full(&self, broker: &Broker, size: u64) -> bool {
         let served = || self.held() + size <= SERVED_BYTES && self.members.iter().any(Member::has_room);
-        (broker.queues.are_full(size) && !served()).then_some(DropReason::AllQueuesFull)
+        broker.queues.are_full(size) && !served()
     }
 
     /// Whether there is room for a message of `size` once the oldest that were never sent are dropped, as many as it takes of those that
     /// are here.
     pub(super) fn can_make_room(&self, broker: &Broker, size: u64) -> bool {
         let (most, most_bytes) = (broker.limits.max_queued_messages, broker.limits.max_queued_bytes);
-        if most_bytes > 0 && size > most_bytes || broker.queues.are_full(size) {
+        if most_bytes > 0 && size > most_bytes || self.all_full(broker, size) {
             return false;
         }
         let mut oldest = self.waiting.iter().filter(|entry| !entry.again);
@@ -288,6 +295,9 @@ impl State {
         self.behind = true;
         if let Some(last) = self.waiting.pop_back() {
             self.read_to = last.seq - 1;
+            if last.again {
+                self.view.sent_until = self.view.sent_until.max(last.seq);
+            }
         }
         self.passed.count = self.passed.count.min(self.waiting.len());
     }
@@ -366,7 +376,14 @@ impl State {
     }
 
     pub(super) fn is_unrecorded(&self) -> bool {
-        !self.unrecorded.is_empty() || !self.unleased.is_empty()
+        self.left || !self.unrecorded.is_empty() || !self.unleased.is_empty()
+    }
+
+    /// Entries after it have not been sent to anybody.
+    pub(super) fn sent_until(&self) -> u64 {
+        let waiting = self.waiting.iter().rev().find(|entry| entry.again).map(|entry| entry.seq);
+        let leased = self.leased.last_key_value().map(|(seq, _)| *seq);
+        waiting.max(leased).unwrap_or_default().max(self.view.sent_until)
     }
 
     /// Messages that no member has.

@@ -22,12 +22,15 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let engine = Arc::new(FaultyEngine::new());
+        Self::started(Arc::new(FaultyEngine::new()), NOW)
+    }
+
+    fn started(engine: Arc<FaultyEngine>, now: Timestamp) -> Self {
         let config = Config { durability: Durability::Fsync, ..Config::default() };
         let store = Arc::new(Store::stepped(engine.clone(), &config).unwrap());
         let auth = Auth::load(&crate::auth::Config::default()).unwrap();
         let broker = Broker::new(crate::broker::Config::default(), crate::session::Limits::default(), store, auth);
-        broker.recover(NOW).unwrap();
+        broker.recover(now).unwrap();
         Self { engine, broker }
     }
 
@@ -91,6 +94,22 @@ impl World {
         self.broker.store.recover(visit).unwrap();
         (sessions, wills)
     }
+}
+
+/// Who was connected when the broker died has been gone since the first start after that, not since the last one [MQTT-3.1.2-23].
+#[test]
+fn each_start_does_not_make_a_session_younger() {
+    let world = World::new();
+    let owner = world.connected("c", 60, None);
+    let mut engine = Arc::new(world.engine.kill());
+    for secs in [10, 20, 30] {
+        let world = World::started(engine, NOW.plus_secs(secs));
+        let since = world.broker.registry.with_parked("c", |client: &mut Client| client.disconnected_at);
+        assert_eq!(since, Some(Some(NOW.plus_secs(10))), "after {secs} s");
+        world.step();
+        engine = Arc::new(world.engine.kill());
+    }
+    world.leave(owner, Ended::Abnormally);
 }
 
 #[test]

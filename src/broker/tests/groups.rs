@@ -19,7 +19,7 @@ use crate::{
         frame::{Cut, cut},
         packet::{Ack, AckKind, RetainHandling, Subscribe},
     },
-    session::{Delivered, Request},
+    session::{Delivered, Limits, Request, limits::QueueFull},
     storage::{Config as StoreConfig, Durability, EntryHead, MemoryEngine, Recovered},
 };
 
@@ -54,14 +54,14 @@ struct World {
 impl World {
     fn new(strategy: Way, redeliver: Redeliver, persistent: bool) -> Self {
         let shared_subscriptions = SharedSubscriptions { strategy, redeliver };
-        Self::with(Config { shared_subscriptions, ..Config::default() }, persistent)
+        Self::with(Config { shared_subscriptions, ..Config::default() }, Limits::default(), persistent)
     }
 
-    fn with(config: Config, persistent: bool) -> Self {
+    fn with(config: Config, limits: Limits, persistent: bool) -> Self {
         let in_memory = StoreConfig { durability: Durability::Memory, ..StoreConfig::default() };
         let store = Store::with_engine(Arc::new(MemoryEngine::new()), &in_memory).expect("a store");
         let auth = Auth::load(&crate::auth::Config::default()).expect("no files");
-        let broker = Broker::new(config, crate::session::Limits::default(), Arc::new(store), auth);
+        let broker = Broker::new(config, limits, Arc::new(store), auth);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let publishers = (0..PUBLISHERS)
             .map(|n| {
@@ -380,7 +380,8 @@ fn a_group_that_stands_still_says_so() {
 #[test]
 fn a_group_that_is_served_goes_on_where_all_queues_are_full() {
     for persistent in [false, true] {
-        let mut world = World::with(Config { max_total_queued_bytes: 1, ..Config::default() }, persistent);
+        let mut world =
+            World::with(Config { max_total_queued_bytes: 1, ..Config::default() }, Limits::default(), persistent);
         world.come(0, 2);
         for _ in 0..3 {
             world.publish(0);
@@ -391,6 +392,22 @@ fn a_group_that_is_served_goes_on_where_all_queues_are_full() {
         world.acknowledge(0);
         world.publish(1);
         assert_eq!((world.sent.len(), world.counter("dropped_all_queues_full")), (6, 1));
+    }
+}
+
+/// Where all queues together are full, `drop-oldest` drops the oldest of a group that is served nevertheless.
+#[test]
+fn a_group_that_is_served_drops_its_oldest_where_all_queues_are_full() {
+    for persistent in [false, true] {
+        let shared_subscriptions = SharedSubscriptions { strategy: Way::Sticky, ..SharedSubscriptions::default() };
+        let config = Config { max_total_queued_bytes: 1, shared_subscriptions, ..Config::default() };
+        let limits = Limits { max_queued_messages: 2, queue_full: QueueFull::DropOldest, ..Limits::default() };
+        let mut world = World::with(config, limits, persistent);
+        (0..2).for_each(|at| world.come(at, 1));
+        (0..3).for_each(|_| world.publish(0));
+        assert_eq!((world.counter("dropped_queue_full"), world.counter("dropped_all_queues_full")), (1, 0));
+        while world.acknowledge(0) {}
+        assert_eq!(world.acknowledged, BTreeSet::from([(0, 0), (0, 2)]), "the newest stays");
     }
 }
 

@@ -391,7 +391,7 @@ fn create(batch: &mut Batch, model: &mut Model, random: &mut Random, given: &mut
     let id = batch.new_id();
     given.push(id);
     let kind = if random.below(4) == 0 {
-        let group = StoredGroup { log: id, share: "g".into(), filter: format!("f/{id}") };
+        let group = StoredGroup { log: id, share: "g".into(), filter: format!("f/{id}"), sent_until: id };
         batch.put_group(&group);
         Kind::Group(group)
     } else {
