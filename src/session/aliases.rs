@@ -1,7 +1,7 @@
 //! Topic Aliases towards the client (3.3.2.3.4): the topics that it is sent most often get one.
 //!
-//! A topic is given an alias when it comes for the second time, while there are free ones; later it must be seen more often than one that has
-//! an alias. All counts are halved after a while, so that what was once busy makes room. Must not know what is sent, nor whether it was.
+//! A topic is given an alias at its first message, while there are free ones; later it must come again, and be seen more often than one that
+//! has an alias. All counts are halved after a while, so that what was once busy makes room. Must not know what is sent, nor whether it was.
 
 use std::{collections::HashMap, hash::BuildHasher, num::NonZeroU16};
 
@@ -68,12 +68,12 @@ impl Aliases {
             return number(at).map_or(Alias::None, Alias::Known);
         }
         let times = self.count(topic);
-        if times < 2 {
-            return Alias::None;
-        }
         let free = self.used.len();
         if free < self.maximum {
             return number(free).map_or(Alias::None, Alias::New);
+        }
+        if times < 2 {
+            return Alias::None;
         }
         let at = self.hand;
         self.hand = (at + 1) % self.maximum;
@@ -183,17 +183,17 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_that_comes_again_gets_an_alias() {
+    fn a_topic_gets_a_free_alias_at_once() {
         let mut aliases = aliases(2);
         let [one, two] = [1, 2].map(|n| NonZeroU16::new(n).expect("not zero"));
         let (a, b) = (topic("fleet/a"), topic("fleet/b"));
         let said = [&a, &a, &a, &b, &b, &a, &b].map(|name| send(&mut aliases, name));
         let expected = [
-            Alias::None,
             Alias::New(one),
             Alias::Known(one),
-            Alias::None,
+            Alias::Known(one),
             Alias::New(two),
+            Alias::Known(two),
             Alias::Known(one),
             Alias::Known(two),
         ];
@@ -210,7 +210,6 @@ mod tests {
     fn an_alias_that_was_not_sent_is_not_used() {
         let mut aliases = aliases(1);
         let name = topic("fleet/a");
-        assert_eq!(aliases.of(&name), Alias::None);
         for _ in 0..5 {
             assert_eq!(aliases.of(&name), Alias::New(NonZeroU16::MIN));
         }

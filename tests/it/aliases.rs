@@ -89,6 +89,23 @@ fn aliases_stand_for_their_topics() {
     assert!(unnamed > 400, "of 800 messages to clients that take aliases, {unnamed} were sent by alias");
 }
 
+/// While there are free aliases, a topic's first message sets one, and all later ones come by it alone, whatever their QoS.
+#[test]
+fn a_free_alias_is_set_by_the_first_message() {
+    let broker = Broker::start();
+    let mut client = broker.connect(&connect("c", 2));
+    client.subscribe("fleet/#", 2);
+    let mut publisher = broker.v4("publisher");
+    let mut aliases = Aliases::new(2);
+    for (n, topic) in ["fleet/a", "fleet/b"].into_iter().enumerate() {
+        for qos in 0..3 {
+            publisher.publish(topic, topic, qos);
+            let publish = take(&mut client, &mut aliases);
+            assert_eq!((publish.topic.as_str(), aliases.names.len()), (if qos == 0 { topic } else { "" }, n + 1));
+        }
+    }
+}
+
 /// The operator's limit holds too; 0 turns aliases off.
 #[test]
 fn the_limit_of_aliases_holds() {
@@ -119,7 +136,7 @@ fn aliases_and_the_maximum_packet_size() {
     let mut client = broker.connect(&connect);
     client.subscribe("fleet/#", 0);
     let mut publisher = broker.v4("publisher");
-    // The second would set the alias with 3 bytes more than there are.
+    // The first two would set the alias with 3 bytes more than there are.
     for payload in [4, 4, 5, 1] {
         publisher.publish_as(&small(payload));
     }
