@@ -176,28 +176,31 @@ impl Group {
     ) -> Option<DropReason> {
         let mut in_vain = None;
         while let Some(reason) = state.full(broker, size) {
+            let drops_oldest = reason == DropReason::QueueFull && broker.limits.queue_full == QueueFull::DropOldest;
             let in_vain = *in_vain.get_or_insert_with(|| !state.can_make_room(broker, size));
-            turn.counts.dropped(reason);
-            state.dropped += 1;
-            if now.millis_since(state.told_at) >= TOLD_EVERY_MILLIS {
-                state.told_at = now;
-                let group = self.filter.to_string();
-                tracing::warn!(group = %Shown(&group), dropped = state.dropped, "messages were dropped: the queue is full");
-            }
-            let oldest = match reason {
-                DropReason::QueueFull if broker.limits.queue_full == QueueFull::DropOldest && !in_vain => {
-                    state.take_oldest()
-                }
-                _ => None,
-            };
-            let Some(oldest) = oldest else {
+            if drops_oldest && in_vain && state.has_slack(broker, size) {
                 // What is in the log alone must be here to be dropped.
                 self.load_if_behind(broker, state, turn);
+                return None;
+            }
+            turn.counts.dropped(reason);
+            self.dropped(state, 1, now);
+            let Some(oldest) = (drops_oldest && !in_vain).then(|| state.take_oldest()).flatten() else {
                 return Some(reason);
             };
             state.settle(self, oldest);
         }
         None
+    }
+
+    /// The queue was full, and so many messages were dropped.
+    fn dropped(&self, state: &mut State, count: u64, now: Timestamp) {
+        state.dropped += count;
+        if now.millis_since(state.told_at) >= TOLD_EVERY_MILLIS {
+            state.told_at = now;
+            let group = self.filter.to_string();
+            tracing::warn!(group = %Shown(&group), dropped = state.dropped, "messages were dropped: the queue is full");
+        }
     }
 
     /// `session` has settled entry `seq`.
@@ -353,7 +356,7 @@ impl Group {
         let mut turn = Turn::default();
         {
             let mut state = self.state.lock();
-            if state.epoch != epoch {
+            if state.epoch != epoch || state.ended {
                 return;
             }
             state.loading = false;
@@ -381,7 +384,15 @@ impl Group {
             state.view.settle_up_to(next, end + 1);
             state.read_to = end;
             state.behind = end < state.tail;
-            self.pump(broker, &mut state, &mut turn, crate::clock::now());
+            let now = crate::clock::now();
+            if broker.limits.queue_full == QueueFull::DropOldest {
+                let excess = state.drop_excess(self, broker);
+                turn.counts.dropped_queue_full += excess;
+                if excess > 0 {
+                    self.dropped(&mut state, excess, now);
+                }
+            }
+            self.pump(broker, &mut state, &mut turn, now);
         }
         self.flush(broker);
         broker.finish(&mut turn);
@@ -497,7 +508,11 @@ impl Broker {
             state.unrecorded.clear();
             state.unleased.clear();
             state.left = false;
-            state.behind = false;
+            if std::mem::take(&mut state.behind) {
+                // What was in the log alone is gone with it, and waits for nobody.
+                let (from, tail) = (state.read_to + 1, state.tail);
+                state.view.settle_up_to(from, tail + 1);
+            }
             drop(state);
             self.router.write().touch(&group.filter.filter);
         }

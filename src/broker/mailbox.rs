@@ -122,6 +122,8 @@ struct Inbox {
     direct: u64,
     /// Messages, and bytes of them that no log holds, that the connection has taken and is sending.
     taken: (usize, u64),
+    /// Messages, and bytes, that a commit is to hand over and no log holds.
+    promised: (usize, u64),
     signal: Option<Arc<Signal>>,
     log: Extent,
     /// The commit that the last entry is in.
@@ -264,10 +266,30 @@ impl Receiver {
         Put::Queued(signal)
     }
 
-    /// Whether a delivery of `size` would be refused now, as far as the limits of this queue are concerned.
-    pub fn refuses(&self, size: usize) -> bool {
-        let inbox = self.inbox.lock();
-        self.limits.full == QueueFull::Refuse && inbox.signal.is_some() && inbox.full(size as u64, self).is_some()
+    /// A commit is to hand over a delivery of `size` that no log holds: where a full queue refuses what is new, its publisher must be told
+    /// before that. Why it is refused; else it has its place, until [`Receiver::keep_promise`].
+    pub fn promise(&self, size: usize) -> Option<DropReason> {
+        if self.limits.full != QueueFull::Refuse {
+            return None;
+        }
+        let mut inbox = self.inbox.lock();
+        if inbox.signal.is_some()
+            && let Some(reason) = inbox.full(size as u64, self)
+        {
+            inbox.count_drop(reason, self);
+            return Some(reason);
+        }
+        inbox.promised = (inbox.promised.0 + 1, inbox.promised.1 + size as u64);
+        None
+    }
+
+    /// The delivery is to be put now, or never.
+    pub fn keep_promise(&self, size: usize) {
+        if self.limits.full == QueueFull::Refuse {
+            let mut inbox = self.inbox.lock();
+            let (messages, bytes) = inbox.promised;
+            inbox.promised = (messages.saturating_sub(1), bytes.saturating_sub(size as u64));
+        }
     }
 
     /// Appends to the log: number, batch and mailbox are one step. With `hand_over` false the commit hands it over.
@@ -439,7 +461,10 @@ impl Inbox {
             return Put::Dropped(DropReason::SessionEnded);
         }
         if self.signal.is_none() {
-            self.count_drop(DropReason::NotPersistent, receiver);
+            // A lease that nobody takes is its group's again.
+            if delivery.source == Source::Direct {
+                self.count_drop(DropReason::NotPersistent, receiver);
+            }
             return Put::Dropped(DropReason::NotPersistent);
         }
         let size = delivery.message.size();
@@ -474,7 +499,7 @@ impl Inbox {
     fn lacks_room(&self, size: u64, dropped: (usize, u64), receiver: &Receiver) -> bool {
         let limits = receiver.limits;
         let mail = self.mail.len() - dropped.0;
-        (limits.messages > 0 && (mail + self.taken.0) as u64 >= limits.messages)
+        (limits.messages > 0 && (mail + self.taken.0 + self.promised.0) as u64 >= limits.messages)
             || (limits.bytes > 0 && self.held().saturating_sub(dropped.1) + size > limits.bytes)
             || (receiver.logged && self.behind && mail >= HELD_MESSAGES)
     }
@@ -533,7 +558,7 @@ impl Inbox {
 
     /// What waits here counts for so many bytes: what no log holds, and the log.
     fn held(&self) -> u64 {
-        self.direct + self.taken.1 + self.log.appended.saturating_sub(self.log.settled)
+        self.direct + self.taken.1 + self.promised.1 + self.log.appended.saturating_sub(self.log.settled)
     }
 
     fn excess(&self, receiver: &Receiver) -> (u64, u64) {
@@ -657,8 +682,8 @@ const HELD_BYTES: usize = 1 << 20;
 /// How many messages a connection takes at most at once from a queue that drops its oldest.
 const TAKEN_AT_ONCE: usize = 64;
 /// How far a log may go beyond its limits until its session has dropped the oldest: about what one turn of a connection can publish.
-const SLACK_MESSAGES: u64 = 32_768;
-const SLACK_BYTES: u64 = 8 << 20;
+pub(super) const SLACK_MESSAGES: u64 = 32_768;
+pub(super) const SLACK_BYTES: u64 = 8 << 20;
 /// What a connected client, or a shared group with a member that has room, may have waiting although all queues together are full.
 pub(super) const SERVED_BYTES: u64 = 64 * 1024;
 /// How many entries a log may span for each message that may wait.

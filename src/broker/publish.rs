@@ -147,8 +147,15 @@ impl HandOver {
         Some(handed_over)
     }
 
-    pub(super) fn push(&mut self, receiver: &Arc<Receiver>, delivery: Delivery) {
+    /// Why it is refused now, since its publisher could not be told later.
+    pub(super) fn push(&mut self, receiver: &Arc<Receiver>, delivery: Delivery) -> Option<DropReason> {
+        if delivery.source == Source::Direct
+            && let Some(reason) = receiver.promise(delivery.message.size())
+        {
+            return Some(reason);
+        }
         self.deliveries.push((receiver.clone(), delivery));
+        None
     }
 
     pub(super) fn await_commit(&mut self, group: &Arc<Group>) {
@@ -166,6 +173,9 @@ impl HandOver {
         let mut turn = Turn::default();
         for (receiver, delivery) in self.deliveries {
             let logged = delivery.source != Source::Direct;
+            if !logged {
+                receiver.keep_promise(delivery.message.size());
+            }
             if outcome == Outcome::Durable && logged {
                 turn.touch(receiver.committed(delivery));
             } else if outcome == Outcome::Durable || !logged && delivery.message.qos != QoS::ExactlyOnce {
@@ -711,16 +721,7 @@ impl Broker {
                     }
                 }
                 To::Receiver(receiver) => match later.as_deref_mut() {
-                    // Its publisher is told now, or never.
-                    Some(_) if receiver.refuses(message.size()) => {
-                        turn.counts.dropped(DropReason::QueueFull);
-                        receiver.count_drop(DropReason::QueueFull);
-                        Some(DropReason::QueueFull)
-                    }
-                    Some(later) => {
-                        later.push(receiver, delivery);
-                        None
-                    }
+                    Some(later) => later.push(receiver, delivery).inspect(|reason| turn.counts.dropped(*reason)),
                     None => turn.put(receiver, delivery),
                 },
             };

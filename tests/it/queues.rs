@@ -7,7 +7,7 @@ use crate::support::{
     Broker, Client, Connect, Setup,
     client::publish_of,
     eventually,
-    wire::{self, PUBACK, Publish},
+    wire::{self, PUBACK, PUBCOMP, PUBREL, Publish},
 };
 
 const QUOTA_EXCEEDED: u8 = 0x97;
@@ -458,5 +458,47 @@ fn shared_groups() {
         let many = publish_numbers(&mut publisher, "t", 0..5000);
         assert_eq!(many.iter().filter(|code| **code == 0).count(), if policy == "refuse" { 10 } else { 5000 });
         until(&broker, "dropped.queue_full", 10 + 4990);
+    }
+}
+
+/// A shared group whose members are away drops its oldest however fast they come, also where more waits than it holds in memory.
+#[test]
+fn drop_oldest_of_a_long_shared_queue() {
+    let broker = with("max_queued_messages = 3000\nqueue_full = \"drop-oldest\"");
+    keep(&broker, "away", "$share/g/t", 1);
+    let mut publisher = broker.v4("publisher");
+    for from in (0..20_000).step_by(5000) {
+        burst(&mut publisher, "t", from..from + 5000);
+    }
+    until(&broker, "dropped.queue_full", 17_000);
+    let mut away = back(&broker, "away");
+    let got: Vec<u32> = (0..3000).map(|_| away.text().parse().unwrap()).collect();
+    assert_eq!(got, (17_000..20_000).collect::<Vec<_>>());
+    away.nothing();
+}
+
+/// QoS 2 is handed over by its commit: what a publisher was told was taken has its place by then, and the rest is refused before.
+#[test]
+fn what_is_promised_is_kept() {
+    let broker = with("max_queued_messages = 10");
+    let mut there = broker.v5("there");
+    there.subscribe("t", 2);
+    let mut publisher = broker.v5("publisher");
+    let publish = |n: u16| wire::publish(true, &Publish { id: n, ..publish_of("t", n.to_string(), 2) });
+    publisher.send(&(1..=100).flat_map(publish).collect::<Vec<u8>>());
+    let codes: Vec<u8> = (1..=100).map(|n| publisher.acknowledged(wire::PUBREC, n)).collect();
+    let taken: Vec<usize> = (0..100).filter(|n| codes[*n] == 0).collect();
+    assert!(codes.iter().all(|code| [0, QUOTA_EXCEEDED].contains(code)), "{codes:?}");
+    until(&broker, "dropped.queue_full", 100 - taken.len() as u64);
+    for n in taken {
+        assert_eq!(there.text(), (n + 1).to_string());
+        publisher.send(&wire::ack(PUBREL, n as u16 + 1));
+        assert_eq!(publisher.acknowledged(PUBCOMP, n as u16 + 1), 0);
+    }
+    there.nothing();
+    // The places are given back.
+    for n in 0..30 {
+        assert_eq!(publisher.publish_code(&publish_of("t", n.to_string(), 2)), 0);
+        assert_eq!(there.text(), n.to_string());
     }
 }

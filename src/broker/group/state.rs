@@ -18,7 +18,7 @@ use crate::{
 use super::{
     super::{
         Broker, Receiver, Turn, counted_size,
-        mailbox::{Put, SERVED_BYTES, is_full, spans_too_much},
+        mailbox::{Put, SERVED_BYTES, SLACK_BYTES, SLACK_MESSAGES, is_full, spans_too_much},
         publish::{HandOver, lower},
         queues::Share,
     },
@@ -181,7 +181,35 @@ impl State {
 
     /// The oldest message is to be dropped, and is in the log alone.
     pub(super) fn lacks_oldest(&self, broker: &Broker) -> bool {
-        broker.limits.queue_full == QueueFull::DropOldest && self.waiting.is_empty() && self.full(broker, 0).is_some()
+        broker.limits.queue_full == QueueFull::DropOldest
+            && self.full(broker, 0).is_some()
+            && self.waiting.iter().all(|entry| entry.again)
+    }
+
+    /// Whether a message of `size` is taken beyond the limits until the oldest, which is in the log alone, has been read.
+    pub(super) fn has_slack(&self, broker: &Broker, size: u64) -> bool {
+        let (most, most_bytes) = (broker.limits.max_queued_messages, broker.limits.max_queued_bytes);
+        let beyond = |limit: u64, slack: u64| if limit > 0 { limit + slack } else { 0 };
+        let (tail, head, settled) = (self.tail, self.view.head(), self.view.settled_beyond());
+        self.behind
+            && !is_full(beyond(most, SLACK_MESSAGES), tail, head, settled)
+            && (most_bytes == 0 || size <= most_bytes && self.held() + size <= most_bytes + SLACK_BYTES)
+            && !self.all_full(broker, size)
+    }
+
+    /// Drops the oldest of what was taken beyond the limits, as far as it is here. How many.
+    pub(super) fn drop_excess(&mut self, group: &Group, broker: &Broker) -> u64 {
+        let (most, most_bytes) = (broker.limits.max_queued_messages, broker.limits.max_queued_bytes);
+        let mut dropped = 0;
+        loop {
+            let waiting = self.tail.saturating_sub(self.view.head()).saturating_sub(self.view.settled_beyond());
+            if !(most > 0 && waiting > most || most_bytes > 0 && self.held() > most_bytes) {
+                return dropped;
+            }
+            let Some(oldest) = self.take_oldest() else { return dropped };
+            self.settle(group, oldest);
+            dropped += 1;
+        }
     }
 
     /// QoS 0: to the next member that is there, or to nobody. Why it was dropped, if it was.
@@ -197,8 +225,7 @@ impl State {
                 let member = self.members.get(at)?;
                 let delivery = member.delivery(entry, Source::Direct);
                 let Some(later) = later else { return put(&member.receiver, delivery, turn) };
-                later.push(&member.receiver, delivery);
-                return None;
+                return later.push(&member.receiver, delivery).inspect(|reason| turn.counts.dropped(*reason));
             }
             Choice::NoRoom => DropReason::NotPersistent,
             Choice::Denied => DropReason::AclDenied,
@@ -244,6 +271,7 @@ impl State {
                 }
             }
         }
+        self.passed.stalled = false;
     }
 
     /// The choice for the first entry that is not passed. One like another that was passed is not looked at: rooms only fill meanwhile, and
