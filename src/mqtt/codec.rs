@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::{
     Filter, Packet, ReasonCode, Version,
     connect::{decode_connack, decode_connect, encode_connack, encode_connect},
-    frame::Frame,
+    frame::{self, Frame},
     packet::{
         AckKind, Auth, ConnAck, Disconnect, Publish, RetainHandling, SubAck, Subscribe, SubscriptionOptions,
         Unsubscribe,
@@ -43,6 +43,10 @@ pub struct TooLong;
 /// What is wrong with it. Each ends the connection [MQTT-4.13.1-1].
 pub fn decode<'a>(frame: Frame<'a>, version: Version, from: Sender) -> Result<Packet<'a>, Malformed> {
     let kind = frame.first >> 4;
+    // CONNECT states its version; those of PUBLISH are the same in all, and `cut` has seen them.
+    if !matches!(kind, 1 | 3) {
+        frame::check_flags(frame.first, version)?;
+    }
     let sender = match kind {
         1 | 8 | 10 | 12 => Some(Sender::Client),
         2 | 9 | 11 | 13 => Some(Sender::Server),
@@ -53,14 +57,14 @@ pub fn decode<'a>(frame: Frame<'a>, version: Version, from: Sender) -> Result<Pa
     if sender.is_some_and(|sender| sender != from) {
         return Err(Malformed::Direction);
     }
-    // MQTT 3.1 has DUP on what it sends again, and `cut` does not know the version.
-    if matches!(kind, 6 | 8 | 10) && frame.first & 0b1000 != 0 && version != Version::V3_1 {
-        return Err(Malformed::FixedHeaderFlags);
-    }
     let ack = |kind| decode_ack(frame, kind, version).map(|ack| Packet::Ack(kind, ack));
     let body = frame.body;
     match kind {
-        1 => decode_connect(body).map(|connect| Packet::Connect(Box::new(connect))),
+        1 => {
+            let connect = decode_connect(body)?;
+            frame::check_flags(frame.first, connect.version)?;
+            Ok(Packet::Connect(Box::new(connect)))
+        }
         2 => decode_connack(body, version).map(|ack| Packet::ConnAck(Box::new(ack))),
         3 => decode_publish(frame, version, from).map(Packet::Publish),
         4 => ack(AckKind::PubAck),
@@ -552,8 +556,11 @@ mod tests {
         let shared = b"\x82\x10\0\x01\0\0\x0A$share/g/t\x04"; // case D57
         refused(V5, Client, shared, ReasonCode::ProtocolError, Malformed::NoLocalOnShared);
         refused(V5, Server, b"\x82\x07\0\x01\0\0\x01a\0", ReasonCode::ProtocolError, Malformed::Direction);
-        // What is sent again has DUP in MQTT 3.1, and only there.
-        assert!(read(b"\x8A\x06\0\x01\0\x01a\0", V3_1, Client).is_ok());
+        // What is sent again has DUP in MQTT 3.1, and RETAIN is left open; only there.
+        for first in [0x8A, 0x83, 0x8B] {
+            assert!(read(&[&[first][..], b"\x06\0\x01\0\x01a\0"].concat(), V3_1, Client).is_ok());
+        }
+        refused(V3_1, Client, b"\x80\x06\0\x01\0\x01a\0", ReasonCode::MalformedPacket, Malformed::FixedHeaderFlags);
         refused(V3_1_1, Client, b"\x8A\x06\0\x01\0\x01a\0", ReasonCode::MalformedPacket, Malformed::FixedHeaderFlags);
         refused(V5, Client, b"\x6A\x02\0\x01", ReasonCode::MalformedPacket, Malformed::FixedHeaderFlags);
     }

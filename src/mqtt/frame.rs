@@ -5,12 +5,13 @@
 use super::{
     codec::{self, Framing},
     malformed::Malformed,
+    packet::Version,
 };
 
 /// A whole Control Packet, borrowed from the read buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Packet type and flags, already checked.
+    /// Packet type and flags: such as some version has.
     pub first: u8,
     /// What follows the fixed header.
     pub body: &'a [u8],
@@ -33,10 +34,10 @@ pub enum Cut<'a> {
 /// Cuts the first packet out of `buf`. `max_packet_size` counts the whole packet, fixed header included.
 ///
 /// # Errors
-/// What the fixed header shows as soon as its bytes are there; the body need not have arrived.
+/// What the fixed header shows as soon as its bytes are there, whatever the version; the body need not have arrived.
 pub fn cut(buf: &[u8], max_packet_size: u32) -> Result<Cut<'_>, Malformed> {
     let Some(&first) = buf.first() else { return Ok(Cut::Partial { needed: 2 }) };
-    check_flags(first)?;
+    check_flags(first, Version::V3_1)?;
     let (header, len) = match codec::framing(buf)? {
         Framing::Unknown => return Ok(Cut::Partial { needed: buf.len().max(1) + 1 }),
         Framing::Known { header, len } => (header, len),
@@ -50,18 +51,22 @@ pub fn cut(buf: &[u8], max_packet_size: u32) -> Result<Cut<'_>, Malformed> {
     })
 }
 
-/// The flags of a fixed header (2.1.3). PUBREL, SUBSCRIBE and UNSUBSCRIBE may carry DUP here, as MQTT 3.1 has it;
-/// the codec refuses it in the later versions.
-fn check_flags(first: u8) -> Result<(), Malformed> {
+/// Refuses the packet type or flags of a fixed header (2.1.3) that `version` does not have. Outside PUBLISH, MQTT 3.1 uses at most DUP and
+/// QoS, of PUBREL, SUBSCRIBE and UNSUBSCRIBE, and leaves open what stands in the others.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn check_flags(first: u8, version: Version) -> Result<(), Malformed> {
     let flags = first & 0x0F;
+    let open = if version == Version::V3_1 { 0b1001 } else { 0 };
     match first >> 4 {
         0 => Err(Malformed::PacketType),
         3 if flags & 0b0110 == 0b0110 => Err(Malformed::QoS),
         3 if flags & 0b1110 == 0b1000 => Err(Malformed::DupWithQoS0),
         3 => Ok(()),
-        6 | 8 | 10 if flags & 0b0111 == 0b0010 => Ok(()),
+        6 | 8 | 10 if flags & !open == 0b0010 => Ok(()),
         6 | 8 | 10 => Err(Malformed::FixedHeaderFlags),
-        _ if flags != 0 => Err(Malformed::FixedHeaderFlags),
+        _ if flags != 0 && version != Version::V3_1 => Err(Malformed::FixedHeaderFlags),
         _ => Ok(()),
     }
 }
@@ -108,20 +113,27 @@ mod tests {
         }
     }
 
-    /// [MQTT-2.1.3-1]: every first byte, the rest of the packet still missing.
+    /// [MQTT-2.1.3-1]: every first byte in every version, the rest of the packet still missing.
     #[test]
     fn flags() {
-        for first in 0..=u8::MAX {
-            let expected = match (first >> 4, first & 0x0F) {
-                (0, _) => Err(Malformed::PacketType),
-                (3, flags) if flags & 0b0110 == 0b0110 => Err(Malformed::QoS),
-                (3, 0b1000 | 0b1001) => Err(Malformed::DupWithQoS0),
-                (3, _) | (6 | 8 | 10, 0b0010 | 0b1010) | (_, 0) if !matches!(first, 0x60 | 0x80 | 0xA0) => {
-                    Ok(Cut::Partial { needed: 2 })
+        for version in [Version::V3_1, Version::V3_1_1, Version::V5] {
+            for first in 0..=u8::MAX {
+                let old = version == Version::V3_1;
+                let expected = match (first >> 4, first & 0x0F) {
+                    (0, _) => Err(Malformed::PacketType),
+                    (3, flags) if flags & 0b0110 == 0b0110 => Err(Malformed::QoS),
+                    (3, 0b1000 | 0b1001) => Err(Malformed::DupWithQoS0),
+                    (3, _) | (6 | 8 | 10, 0b0010) => Ok(()),
+                    (6 | 8 | 10, 0b0011 | 0b1010 | 0b1011) if old => Ok(()),
+                    (6 | 8 | 10, _) => Err(Malformed::FixedHeaderFlags),
+                    (_, flags) if flags == 0 || old => Ok(()),
+                    _ => Err(Malformed::FixedHeaderFlags),
+                };
+                assert_eq!(check_flags(first, version), expected, "{first:#04x}");
+                if old {
+                    check(&[first], 100, expected.map(|()| Cut::Partial { needed: 2 }));
                 }
-                _ => Err(Malformed::FixedHeaderFlags),
-            };
-            assert_eq!(cut(&[first], 100), expected, "{first:#04x}");
+            }
         }
     }
 }

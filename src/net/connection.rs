@@ -388,10 +388,9 @@ impl Connection {
                     self.take_packet(frame, now)?;
                 }
                 Cut::Partial { .. } => {
-                    if bytes.is_empty() {
-                        self.partial = Vec::new();
-                    } else {
-                        self.partial = bytes.to_vec();
+                    self.partial = bytes.to_vec();
+                    if let (Some(&first), Some(client)) = (bytes.first(), &self.owner.client) {
+                        frame::check_flags(first, client.session.version())?;
                     }
                     return Ok(());
                 }

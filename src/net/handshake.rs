@@ -263,7 +263,7 @@ async fn read_connect(transport: &mut Transport, shared: &Shared) -> Result<(Con
         }
         bytes.extend_from_slice(chunk.get(..read).unwrap_or_default());
         // The first byte alone tells whether it can be a CONNECT.
-        if bytes.first() != Some(&CONNECT_BYTE) {
+        if bytes.first().map(|first| first >> 4) != Some(CONNECT) {
             return Err(Failed::NoConnect);
         }
         let malformed = |malformed| Failed::Malformed { malformed, version: codec::stated_version(&bytes) };
@@ -306,6 +306,7 @@ fn random() -> u64 {
 /// Who is refused can come again at once, and often.
 static REFUSALS: Throttle = Throttle::new(50);
 static NEXT_ASSIGNED: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-const CONNECT_BYTE: u8 = 0x10;
+/// The packet type; MQTT 3.1 leaves the flags open.
+const CONNECT: u8 = 1;
 /// A CONNECT with the longest client id, user name, password and Will fits.
 const CONNECT_MAX: u32 = 512 * 1024;

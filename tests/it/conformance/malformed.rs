@@ -18,7 +18,7 @@ fn with_text(before: &[u8], text: &[u8], after: &[u8]) -> Vec<u8> {
 
 /// The sixteen flags of each packet type: what is not as listed is malformed [MQTT-2.1.3-1], [MQTT-3.6.1-1], [MQTT-3.8.1-1], [MQTT-3.10.1-1],
 /// [MQTT-3.14.1-1], [MQTT-3.15.1-1], [MQTT-3.3.1-2], [MQTT-3.3.1-4]; what only a server sends, a second CONNECT [MQTT-3.1.0-2], and AUTH without a
-/// method [MQTT-4.12.0-7] are protocol errors [MQTT-4.13.1-1].
+/// method [MQTT-4.12.0-7] are protocol errors [MQTT-4.13.1-1]. MQTT 3.1 leaves open what stands in the flags that a packet does not use.
 #[test]
 fn every_flag_of_every_fixed_header_is_checked() {
     for level in 3..=5u8 {
@@ -42,8 +42,8 @@ fn every_flag_of_every_fixed_header_is_checked() {
                 0 => false,
                 3 => flags & 6 != 6 && (flags & 8 == 0 || flags & 6 != 0),
                 // MQTT 3.1 has DUP on these when they are sent again.
-                6 | 8 | 10 => flags == 2 || (level == 3 && flags == 10),
-                _ => flags == 0,
+                6 | 8 | 10 => flags == 2 || (level == 3 && flags & 6 == 2),
+                _ => flags == 0 || level == 3,
             };
             let reason = match kind {
                 15 if !v5 => Some(0x81),
@@ -272,6 +272,29 @@ fn every_combination_of_connect_flags_is_judged() {
                 Ok(Packet::ConnAck { code: 0x81, .. }) if !accepted && level == 5 => assert_eq!(client.closed(), None),
                 Err(Lost::Closed) if !accepted && level < 5 => {}
                 other => panic!("{name}: {other:?}"),
+            }
+        }
+    }
+}
+
+/// The sixteen flags of the fixed header of CONNECT: MQTT 3.1 does not use them, the later versions have them 0 [MQTT-2.1.3-1].
+#[test]
+fn flags_of_the_fixed_header_of_connect() {
+    let broker = Broker::start();
+    for level in 3..=5u8 {
+        for first in 0x10..=0x1fu8 {
+            let mut bytes = Connect::new(level, "flags").encode();
+            bytes[0] = first;
+            let mut client = broker.tcp();
+            client.speak_v5(level == 5);
+            client.send(&bytes);
+            match client.try_receive(PATIENCE) {
+                Ok(Packet::ConnAck { code: 0, .. }) if first == 0x10 || level == 3 => client.ping(),
+                Ok(Packet::ConnAck { code: 0x81, .. }) if first != 0x10 && level == 5 => {
+                    assert_eq!(client.closed(), None)
+                }
+                Err(Lost::Closed) if first != 0x10 && level == 4 => {}
+                other => panic!("first byte {first:#04x} at level {level}: {other:?}"),
             }
         }
     }
