@@ -32,6 +32,8 @@ pub struct Link {
     told: HashMap<u16, String>,
     /// QoS 1 PUBLISHes of the client that PUBACK has not left for.
     pub unacknowledged: usize,
+    /// QoS 2 ids whose PUBREC refuses them, and has not left: they are no duplicates on the next connection [MQTT-4.3.3-9].
+    pub unheard: Vec<u16>,
     /// The client acknowledged what it was not sent: it has only itself to blame for packet ids.
     pub honest: bool,
 }
@@ -73,6 +75,7 @@ impl Link {
             aliases: HashMap::new(),
             told: HashMap::new(),
             unacknowledged: 0,
+            unheard: Vec::new(),
             honest: true,
         }
     }

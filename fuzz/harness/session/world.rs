@@ -197,8 +197,11 @@ impl World {
     }
 
     fn lose_connection(&mut self) {
-        if self.link.take().is_some() {
+        if let Some(link) = self.link.take() {
             self.session.disconnected();
+            for id in &link.unheard {
+                self.received.remove(id);
+            }
             self.received.values_mut().for_each(|now| *now = false);
             assert_eq!(self.session.waiting(), 0);
         }
@@ -329,7 +332,12 @@ impl World {
     fn reply(&mut self, reply: Reply, durable: bool) {
         let link = self.link.as_mut().expect("online");
         match &reply {
-            Reply::Ack(kind, id, _) => link.awaits(What::Ack(*kind), id.get(), durable),
+            Reply::Ack(kind, id, reason) => {
+                if *kind == AckKind::PubRec && reason.is_failure() && link.version().is_v5() {
+                    link.unheard.push(id.get());
+                }
+                link.awaits(What::Ack(*kind), id.get(), durable);
+            }
             Reply::SubAck(ack) => link.awaits(What::SubAck, ack.packet_id.get(), durable),
             Reply::UnsubAck(ack) => link.awaits(What::UnsubAck, ack.packet_id.get(), durable),
             Reply::Publish(..) => panic!("the session queues it"),
@@ -647,7 +655,10 @@ impl World {
                 assert!(!failed || *refused, "{sent:?} though the commit failed");
                 match kind {
                     AckKind::PubAck => link.unacknowledged -= 1,
-                    AckKind::PubRec if *refused => drop(self.received.remove(&id)),
+                    AckKind::PubRec if *refused => {
+                        self.received.remove(&id);
+                        link.unheard.iter().position(|of| *of == id).map(|at| link.unheard.remove(at));
+                    }
                     _ => {}
                 }
             }
