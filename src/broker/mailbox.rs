@@ -321,6 +321,7 @@ impl Receiver {
     ) -> Result<Option<Arc<Signal>>, DropReason> {
         let mut inbox = self.inbox.lock();
         self.append_to(&mut inbox, batch, body, delivery)?;
+        inbox.asks_to_drop(self);
         let was_behind = std::mem::replace(&mut inbox.behind, true);
         Ok(if was_behind { None } else { inbox.signal.clone() })
     }
