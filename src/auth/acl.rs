@@ -14,7 +14,7 @@
 //! - The empty user name is not an anonymous client: it has no rules of its own, and fills no granting pattern.
 //! - Nobody publishes to `$SYS` or `$CONTROL`, not even to the `state` topics of bridges.
 
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -105,11 +105,13 @@ impl Acl {
     /// Whether `who` may publish or receive `topic`. Nobody may publish to `$SYS` or `$CONTROL`.
     #[must_use]
     pub fn verdict(&self, who: Who<'_>, access: Access, topic: &TopicName) -> Verdict {
-        if is_reserved(access, topic) {
-            return NOTHING_ALLOWS;
-        }
-        let decided = self.in_order(who).find(|rule| rule.permission.concerns(access) && rule.what.matches(topic));
-        decided.map_or(NOTHING_ALLOWS, |rule| rule.verdict())
+        decide(self.in_order(who), access, topic)
+    }
+
+    /// The rules that hold for `who`, ready to be asked for many topics.
+    #[must_use]
+    pub fn judge(&self, who: Who<'_>) -> Judge<'_> {
+        Judge(self.in_order(who).collect())
     }
 
     /// Whether `who` may receive some topic that `filter` matches. A shared subscription is asked for by the filter behind its
@@ -149,7 +151,7 @@ impl Acl {
     }
 
     /// All rules that hold for `who`, in the order in which they decide.
-    fn in_order<'a>(&'a self, who: Who<'a>) -> impl Iterator<Item = Rule<Cow<'a, TopicFilter>>> {
+    fn in_order<'a>(&'a self, who: Who<'_>) -> impl Iterator<Item = Rule<Cow<'a, TopicFilter>>> {
         let own = match who.username {
             None => Some(&self.anonymous),
             Some(name) => self.users.get(name),
@@ -171,6 +173,33 @@ impl Who<'_> {
         let dangerous = |name: &str| name.contains(['+', '#', '\0']);
         !dangerous(self.client_id) && !self.username.is_some_and(dangerous)
     }
+}
+
+/// The rules that hold for one client, with the names in their places: what [`Acl::verdict`] works out anew for each topic.
+#[derive(Debug)]
+pub struct Judge<'a>(Vec<Rule<Cow<'a, TopicFilter>>>);
+
+impl Judge<'_> {
+    /// As [`Acl::verdict`].
+    #[must_use]
+    pub fn verdict(&self, access: Access, topic: &TopicName) -> Verdict {
+        decide(self.0.iter(), access, topic)
+    }
+}
+
+/// What the first of `rules` says that is about this.
+fn decide<'a, R>(mut rules: impl Iterator<Item = R>, access: Access, topic: &TopicName) -> Verdict
+where
+    R: Borrow<Rule<Cow<'a, TopicFilter>>>,
+{
+    if is_reserved(access, topic) {
+        return NOTHING_ALLOWS;
+    }
+    let decided = rules.find(|rule| {
+        let rule = rule.borrow();
+        rule.permission.concerns(access) && rule.what.matches(topic)
+    });
+    decided.map_or(NOTHING_ALLOWS, |rule| rule.borrow().verdict())
 }
 
 /// Whether nobody may do that, whatever a file says.
@@ -363,16 +392,19 @@ mod tests {
     type Case<'a> = (&'a str, &'a str, char, &'a str, i64);
 
     fn check(acl: &Acl, cases: &[Case<'_>]) {
-        for &(username, client_id, access, text, expected) in cases {
+        for &(username, client_id, kind, text, expected) in cases {
             let who = who(username, client_id);
-            let verdict = match access {
+            let verdict = match kind {
                 'p' => acl.verdict(who, Access::Publish, &topic(text)),
                 'r' => acl.verdict(who, Access::Receive, &topic(text)),
                 _ => acl.may_subscribe(who, &TopicFilter::parse(text).unwrap()),
             };
+            for (letter, access) in [('p', Access::Publish), ('r', Access::Receive)] {
+                assert!(letter != kind || acl.judge(who).verdict(access, &topic(text)) == verdict);
+            }
             let line = i64::from(verdict.line.map_or(0, NonZeroU32::get));
             let decided = if verdict.allowed { line } else { -line };
-            assert_eq!(decided, expected, "{username} {client_id} {access} {text}");
+            assert_eq!(decided, expected, "{username} {client_id} {kind} {text}");
             assert!(!verdict.allowed || line > 0);
         }
     }

@@ -42,6 +42,12 @@ impl From<Option<Arc<str>>> for Identity {
     }
 }
 
+impl From<Identity> for Option<Arc<str>> {
+    fn from(identity: Identity) -> Self {
+        identity.0
+    }
+}
+
 /// One line of printable characters, whatever the name holds. `<anonymous>` is never what a name gives.
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -24,14 +24,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::mqtt::{TopicFilter, TopicName};
 
-pub use acl::{Access, Acl, Verdict, Who};
+pub use acl::{Access, Acl, Judge, Verdict, Who};
 pub use certificate::CertificateError;
 pub use file::FileError;
 pub use identity::Identity;
 pub use password::{PasswordFile, Passwords};
 
 /// The `[auth]` section.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// User names with password hashes and SCRAM verifiers, as `pinnace passwd` and `mosquitto_passwd` write them. Unset: no
@@ -43,6 +43,20 @@ pub struct Config {
     /// Whether a client id that contains `/` is put literally in the place of `%c`, as mosquitto does. Clients choose their
     /// ids, so that such an id reaches into another one's subtree.
     pub client_id_with_slash_fills_pattern: bool,
+    /// Whether a retained message is withheld from new subscriptions while the ACL does not let who published it publish to its topic, as
+    /// mosquitto does. It stays stored.
+    pub check_retain_source: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            password_file: None,
+            acl_file: None,
+            client_id_with_slash_fills_pattern: false,
+            check_retain_source: true,
+        }
+    }
 }
 
 /// The rules in force. They are replaced as a whole, and read without a lock.
@@ -82,6 +96,12 @@ impl Auth {
     #[must_use]
     pub fn acl_file(&self) -> Option<&Path> {
         self.config.acl_file.as_deref()
+    }
+
+    /// Whether retained messages are judged by the rights of who published them: [`Config::check_retain_source`].
+    #[must_use]
+    pub fn checks_retain_source(&self) -> bool {
+        self.config.check_retain_source
     }
 
     /// The rules in force now.
@@ -126,6 +146,12 @@ impl Rules {
             Some(acl) => acl.verdict(who, access, topic),
             None => Verdict { allowed: !acl::is_reserved(access, topic), line: None },
         }
+    }
+
+    /// What [`Rules::verdict`] goes by for `who`, ready to be asked for many topics. None without an ACL file.
+    #[must_use]
+    pub fn judge(&self, who: Who<'_>) -> Option<Judge<'_>> {
+        self.acl.as_ref().map(|acl| acl.judge(who))
     }
 
     /// Whether `who` may subscribe to `filter`; see [`Acl::may_subscribe`]. Without an ACL file it may.

@@ -641,7 +641,7 @@ impl Broker {
         match op {
             Op::Publish { message, route, answer, record, retain } => {
                 if *retain != Retain::No {
-                    self.retain(message, *retain, batch, now);
+                    self.retain(message, &client.receiver, *retain, batch, now);
                 }
                 let by_commit = held || !later.is_empty() || message.qos == QoS::ExactlyOnce;
                 let dropped = self.store_and_give(message, route, turn, batch, by_commit.then_some(later), now);

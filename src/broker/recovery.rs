@@ -11,15 +11,15 @@ use thiserror::Error;
 
 use crate::{
     auth::Identity,
-    mqtt::{Filter, Message, PacketId, Timestamp, topic::InvalidTopic},
+    mqtt::{Filter, PacketId, Timestamp, topic::InvalidTopic},
     session::{LogView, Open, Session},
     storage::{
-        self, Batch, LogEntry, OpenEntry, Orphan, Recovered, RecoveredLog, Step, StoredSession, StoredSubscription,
-        StoredWill,
+        self, Author, Batch, LogEntry, OpenEntry, Orphan, Recovered, RecoveredLog, Step, StoredSession,
+        StoredSubscription, StoredWill,
     },
 };
 
-use super::{Broker, Client, Receiver, Turn, mailbox::Extent, will::PendingWill};
+use super::{Broker, Client, Receiver, Turn, mailbox::Extent, retained::Kept, will::PendingWill};
 
 /// Why the store's content cannot be taken over.
 #[derive(Debug, Error)]
@@ -50,7 +50,9 @@ struct Found {
     /// QoS 2 leases, each with its group and entry.
     leases: Vec<(u64, OpenEntry, LogEntry)>,
     wills: Vec<StoredWill>,
-    retained: Vec<Arc<Message>>,
+    retained: Vec<Kept>,
+    /// Those of `retained`, each once.
+    authors: HashSet<Arc<Author>>,
     orphans: Vec<Orphan>,
 }
 
@@ -74,6 +76,15 @@ impl Found {
                 batch.put_group(group);
             }
         }
+    }
+
+    fn share(&mut self, author: Author) -> Arc<Author> {
+        if let Some(known) = self.authors.get(&author) {
+            return known.clone();
+        }
+        let author = Arc::new(author);
+        self.authors.insert(author.clone());
+        author
     }
 }
 
@@ -117,7 +128,10 @@ impl Broker {
                     Err(error) => fault = Some(error),
                 }
             }
-            Recovered::Retained(message) => found.retained.push(message),
+            Recovered::Retained(message, author) => {
+                let author = author.map(|author| found.share(author));
+                found.retained.push(Kept { message, author });
+            }
             Recovered::Will(will) => found.wills.push(will),
         })?;
         fault.map_or(Ok(()), Err)?;
@@ -136,7 +150,7 @@ impl Broker {
     fn take_over(&self, mut found: Found, mut old: Clients, now: Timestamp) {
         let mut turn = Turn::default();
         self.store.write(|batch| found.orphans.iter().for_each(|orphan| orphan.discard(batch)));
-        for message in &found.retained {
+        for Kept { message, .. } in &found.retained {
             if let Some(at) = message.expires_at {
                 self.sweep.retained_expires(&message.topic, at);
             }

@@ -16,7 +16,13 @@ use crate::{
     storage::{Batch, StoredSubscription},
 };
 
-use super::{Broker, Client, Throttle, Turn, mailbox::delivery, publish::lower, sys};
+use super::{
+    Broker, Client, Throttle, Turn,
+    mailbox::delivery,
+    publish::lower,
+    retained::{Authors, Kept},
+    sys,
+};
 
 impl Broker {
     /// A SUBSCRIBE. Gives the retained messages that it asks for and that no log holds; they follow its SUBACK.
@@ -97,6 +103,7 @@ impl Broker {
     ) -> Vec<Retained> {
         let who = client.receiver.identity.who(&client.receiver.client_id);
         let rules = self.auth.rules();
+        let (receiver, mut authors) = (rules.judge(who), Authors::new(&rules));
         let ids: Option<Arc<[u32]>> = (id > 0).then(|| Arc::from([id]));
         let most = match usize::try_from(self.limits.max_queued_messages) {
             Ok(most) if most > 0 => most,
@@ -109,24 +116,49 @@ impl Broker {
                 continue;
             }
             let of_broker = sys::speaks_of(&filter.filter);
-            let found =
-                if of_broker { self.sys.matching(&filter.filter) } else { self.retained.matching(&filter.filter, now) };
-            for message in found {
+            let found = if of_broker {
+                self.sys.matching(&filter.filter).into_iter().map(Kept::of_nobody).collect()
+            } else {
+                self.retained.matching(&filter.filter, now)
+            };
+            for kept in found {
+                let message = &kept.message;
                 if options.no_local && message.publisher == client.session.id {
                     continue;
                 }
-                if !rules.verdict(who, Access::Receive, &message.topic).allowed {
+                if receiver.as_ref().is_some_and(|judge| !judge.verdict(Access::Receive, &message.topic).allowed) {
                     // What the broker tells of itself is no message of anybody that could be lost.
                     turn.counts.dropped_acl_denied += u64::from(!of_broker);
+                } else if self.is_withheld(&kept, &mut authors, turn, now) {
+                    continue;
                 } else if retained.len() >= most {
                     turn.counts.dropped(DropReason::QueueFull);
                 } else {
-                    let delivery = delivery(&message, lower(message.qos, options.qos), true, ids.clone());
+                    let delivery = delivery(message, lower(message.qos, options.qos), true, ids.clone());
                     retained.push(Retained { delivery, granted: options.qos });
                 }
             }
         }
         retained
+    }
+
+    /// Whether a retained message is not to be sent since its publisher has lost the right to publish it.
+    fn is_withheld(&self, kept: &Kept, authors: &mut Authors<'_>, turn: &mut Turn, now: Timestamp) -> bool {
+        static SAID: Throttle = Throttle::new(1);
+        if !self.auth.checks_retain_source() || authors.may_publish(kept) {
+            return false;
+        }
+        turn.counts.dropped(DropReason::AclDenied);
+        if let (Some(author), Some(left_out)) = (&kept.author, SAID.pass(now)) {
+            tracing::info!(
+                topic = %Shown(kept.message.topic.as_str()),
+                client = %Shown(&author.client_id),
+                identity = %Identity::from(author.username.clone()),
+                left_out,
+                "retained message withheld: its publisher may not publish there any more (auth.check_retain_source)"
+            );
+        }
+        true
     }
 
     /// Appends some of `retained` to the client's log: one write holds the store for a short time only.
@@ -139,10 +171,16 @@ impl Broker {
         now: Timestamp,
     ) {
         batch.require_durable();
+        let rules = self.auth.rules();
+        let mut authors = Authors::new(&rules);
         let mut bytes = 0;
         for Retained { mut delivery, granted } in retained.take(LOGGED_MESSAGES) {
             // Replaced since it was looked up: its successor is due, or else an older message would follow a newer one.
-            let Some(message) = self.retained.get(&delivery.message.topic, now) else { continue };
+            let Some(kept) = self.retained.get(&delivery.message.topic, now) else { continue };
+            if !Arc::ptr_eq(&kept.message, &delivery.message) && self.is_withheld(&kept, &mut authors, turn, now) {
+                continue;
+            }
+            let message = kept.message;
             delivery.qos = lower(message.qos, granted);
             delivery.message = message.clone();
             let body = batch.body(&message, 1);

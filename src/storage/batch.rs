@@ -5,7 +5,7 @@
 use std::{collections::HashMap, fmt};
 
 use super::{
-    BodyId, EntryHead, LogId, LogState, Lsn, OpenEntry, Outcome, Seq, SessionId, StoredGroup, StoredSession,
+    Author, BodyId, EntryHead, LogId, LogState, Lsn, OpenEntry, Outcome, Seq, SessionId, StoredGroup, StoredSession,
     StoredSubscription, StoredWill,
     engine::{Ops, Table},
     garbage::Garbage,
@@ -192,9 +192,11 @@ impl Batch {
         self.garbage.push(garbage);
     }
 
-    /// Stores the retained message of its topic.
-    pub fn put_retained(&mut self, message: &Message) {
-        self.ops.put(Table::Retained, message.topic.as_str().as_bytes(), |out| record::put_message(out, message));
+    /// Stores the retained message of its topic, and who published it.
+    pub fn put_retained(&mut self, message: &Message, author: Option<&Author>) {
+        self.ops.put(Table::Retained, message.topic.as_str().as_bytes(), |out| {
+            record::put_retained(out, message, author);
+        });
     }
 
     /// Removes the retained message of a topic.

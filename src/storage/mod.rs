@@ -38,7 +38,9 @@ pub use engine::{Engine, Op, Ops, Table, Visit};
 pub use error::{Error, Unreadable};
 pub use log::{LogEntry, RecoveredLog};
 pub use memory::MemoryEngine;
-pub use record::{EntryHead, LogState, OpenEntry, Step, StoredGroup, StoredSession, StoredSubscription, StoredWill};
+pub use record::{
+    Author, EntryHead, LogState, OpenEntry, Step, StoredGroup, StoredSession, StoredSubscription, StoredWill,
+};
 pub use recover::{Orphan, Recovered};
 
 /// The id of a session, and of its log; the first is 1.
@@ -354,5 +356,5 @@ pub fn in_full(error: &dyn std::error::Error) -> String {
 }
 
 /// The format that this release writes. A release that changes it reads the older ones, and one that does not know it refuses it.
-/// 2: logs count their bytes. 3: groups know what may have been sent.
-pub const FORMAT_VERSION: u32 = 3;
+/// 2: logs count their bytes. 3: groups know what may have been sent. 4: who published a retained message.
+pub const FORMAT_VERSION: u32 = 4;

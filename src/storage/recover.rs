@@ -5,7 +5,7 @@
 use std::{collections::HashMap, ops::ControlFlow, sync::Arc};
 
 use super::{
-    Batch, BodyId, Engine, Error, FORMAT_VERSION, LogId, Ops, RecoveredLog, StoredGroup, StoredSession,
+    Author, Batch, BodyId, Engine, Error, FORMAT_VERSION, LogId, Ops, RecoveredLog, StoredGroup, StoredSession,
     StoredSubscription, StoredWill, Table, Unreadable,
     garbage::Garbage,
     keys::{self, Key, OwnerKey},
@@ -27,8 +27,8 @@ pub enum Recovered {
     },
     /// A group; the holders of its open entries are sessions.
     Group { group: StoredGroup, log: RecoveredLog },
-    /// A retained message.
-    Retained(Arc<Message>),
+    /// A retained message, and who published it. None: a release that did not ask has stored it.
+    Retained(Arc<Message>, Option<Author>),
     /// A will, of a session that is stored or of one that was not persistent.
     Will(StoredWill),
 }
@@ -88,7 +88,8 @@ pub(super) fn recover(engine: &dyn Engine, visit: &mut dyn FnMut(Recovered)) -> 
     finish(owner)?;
     groups.into_iter().for_each(&mut *visit);
     paged(engine, Table::Retained, (Key::new(), Key::from_slice(keys::TOPICS_END)), &mut |_, value| {
-        visit(Recovered::Retained(Arc::new(record::get_message(value)?)));
+        let (message, author) = record::get_retained(value)?;
+        visit(Recovered::Retained(Arc::new(message), author));
         Ok(())
     })?;
     paged(engine, Table::Sessions, keys::wills(), &mut |key, value| {

@@ -190,7 +190,7 @@ fn the_open_batch_is_bounded() {
     wait_until(|| engine.is_holding());
     let mut written = 0;
     while !store.is_full() {
-        store.write(|batch| batch.put_retained(&message("t", 100, 0)));
+        store.write(|batch| batch.put_retained(&message("t", 100, 0), None));
         written += 1;
     }
     assert!(written > 1);
@@ -206,7 +206,7 @@ fn the_open_batch_is_bounded() {
     // A full batch is written though nobody waits for it, and the lazy delay is not waited out.
     let before = store.health().written;
     for _ in 0..100 {
-        store.write(|batch| batch.put_retained(&message("t", 100, 0)));
+        store.write(|batch| batch.put_retained(&message("t", 100, 0), None));
     }
     wait_until(|| store.health().written > before);
 }
@@ -378,24 +378,33 @@ fn formats_of_others_are_refused() {
 /// A release that does not know the records of this one refuses the store from the first start on: it would take them for damaged.
 #[test]
 fn an_older_format_is_read_and_marked_anew() {
+    (1..FORMAT_VERSION).for_each(is_read_and_marked_anew);
+}
+
+fn is_read_and_marked_anew(format: u32) {
     let engine = Arc::new(FaultyEngine::new());
-    engine.corrupt(Table::Meta, keys::FORMAT, &1u32.to_be_bytes());
+    engine.corrupt(Table::Meta, keys::FORMAT, &format.to_be_bytes());
     engine.corrupt(Table::Sessions, &keys::owner(1, keys::OwnerKey::Session), &[1, 1, b'c', 0, 60, 0, 0, 0]);
     // Entry 5 is inline, and does not count its bytes.
     let entry = [&[1, 1, 0][..], &[1, 1, 0, 1, b't', 0, b'x']].concat();
     engine.corrupt(Table::Logs, &keys::entry(1, 5), &entry);
     engine.corrupt(Table::Sessions, &keys::owner(1, keys::OwnerKey::LogState), &[1, 4, 4, 0]);
+    engine.corrupt(Table::Retained, b"t", &[1, 0b101, 0, 1, b't', 0, b'x']);
     let store = Store::stepped(engine.clone(), &config(Durability::Os)).unwrap();
     let page = store.read_log(1, 1, 10, usize::MAX).unwrap();
     assert_eq!((page.len(), page[0].seq, page[0].head.log_bytes), (1, 5, 0));
-    let mut logs = Vec::new();
+    let (mut logs, mut retained) = (Vec::new(), 0);
     store
         .recover(&mut |record| match record {
             Recovered::Session { log, .. } => logs.push((log.state.head, log.tail, log.bytes)),
+            Recovered::Retained(message, author) => {
+                assert_eq!((&*message.payload, author), (&b"x"[..], None), "nobody knows who published it");
+                retained += 1;
+            }
             other => panic!("{other:?}"),
         })
         .unwrap();
-    assert_eq!(logs, [(4, 5, 0)]);
+    assert_eq!((logs, retained), (vec![(4, 5, 0)], 1));
     // The mark is on the disk, also where the power fails now.
     let format = engine.power_cut(0).get(Table::Meta, keys::FORMAT).unwrap();
     assert_eq!(format, Some(FORMAT_VERSION.to_be_bytes().to_vec()));

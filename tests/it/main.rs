@@ -31,6 +31,7 @@ mod limits;
 mod mosquitto_oracle;
 mod neighbours;
 mod queues;
+mod retain_source;
 mod scram;
 mod support;
 mod sys;

@@ -37,7 +37,7 @@ fn nothing_durable_is_lost_and_nothing_is_torn() {
 pub(super) struct Model {
     pub(super) owners: BTreeMap<LogId, Owner>,
     wills: BTreeMap<SessionId, StoredWill>,
-    retained: BTreeMap<String, Message>,
+    retained: BTreeMap<String, (Message, Option<Author>)>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -107,9 +107,9 @@ pub(super) fn model_of(store: &Store) -> Model {
                 let owner = Owner::new(Kind::Group(group.clone()), log(group.log, found));
                 model.owners.insert(group.log, owner);
             }
-            Recovered::Retained(message) => {
+            Recovered::Retained(message, author) => {
                 order.push(3);
-                model.retained.insert(message.topic.as_str().to_owned(), (*message).clone());
+                model.retained.insert(message.topic.as_str().to_owned(), ((*message).clone(), author));
             }
             Recovered::Will(will) => {
                 order.push(4);
@@ -262,8 +262,8 @@ impl History {
         self.engine.fail_after(0, fault);
         // Something to write, whatever the random change is.
         let doomed = message("r/doomed", 10, self.random.next());
-        self.store.write(|batch| batch.put_retained(&doomed));
-        self.model.retained.insert("r/doomed".into(), doomed);
+        self.store.write(|batch| batch.put_retained(&doomed, None));
+        self.model.retained.insert("r/doomed".into(), (doomed, None));
         self.write();
         let durable = self.store.health().durable;
         while self.store.step() {}
@@ -340,8 +340,10 @@ fn change(batch: &mut Batch, model: &mut Model, random: &mut Random, given: &mut
                 model.retained.remove(&topic);
             } else {
                 let message = message(&topic, 10, random.next());
-                batch.put_retained(&message);
-                model.retained.insert(topic, message);
+                let username = (random.below(2) == 0).then(|| "ann".into());
+                let author = (random.below(2) == 0).then(|| Author { username, client_id: "id".into() });
+                batch.put_retained(&message, author.as_ref());
+                model.retained.insert(topic, (message, author));
             }
         }
         14 => {
