@@ -224,11 +224,10 @@ impl Broker {
         // When its client left, and whether its Will is still due, memory knows better.
         let disconnected_at = old.as_ref().and_then(|old| old.disconnected_at).or(Some(stored.disconnected_at));
         let will = old.as_mut().and_then(|old| old.will.take());
+        // As they were granted, also where a new one would be granted less [MQTT-3.8.4-8].
         let subscriptions = subscriptions
             .into_iter()
-            .map(|(filter, stored)| {
-                (filter, (self.offered(stored.options), stored.subscription_id.unwrap_or_default()))
-            })
+            .map(|(filter, stored)| (filter, (stored.options, stored.subscription_id.unwrap_or_default())))
             .collect();
         let mut client = Box::new(Client { session, receiver, subscriptions, will, stored: true, disconnected_at });
         for (filter, (options, id)) in &client.subscriptions {

@@ -292,7 +292,7 @@ impl Broker {
     }
 
     /// What is granted of the options that a subscription asks for [MQTT-3.2.2-10].
-    pub(super) fn offered(&self, options: SubscriptionOptions) -> SubscriptionOptions {
+    fn offered(&self, options: SubscriptionOptions) -> SubscriptionOptions {
         SubscriptionOptions { qos: lower(options.qos, self.limits.maximum_qos), ..options }
     }
 

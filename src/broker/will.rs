@@ -94,6 +94,9 @@ impl Broker {
         let mut message = will.message;
         message.expires_at = will.expiry_secs.map(|secs| now.plus_secs(u64::from(secs)));
         message.publisher = id;
+        // It was accepted, maybe before a restart, with the QoS that it has, and has it still: Maximum QoS limits what clients send, not what
+        // they are sent (3.2.2.3.4). To retain it is what the broker does not do any more.
+        message.retain &= self.limits.retain_available;
         match self.may_publish(&client.receiver, &message.topic) {
             Ok(()) => {
                 self.publish_message(turn, message, &client.receiver);

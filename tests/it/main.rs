@@ -28,6 +28,8 @@ mod hostile;
 mod kill;
 mod last_words;
 mod limits;
+#[cfg(feature = "rocksdb")]
+mod lowered_limits;
 mod mosquitto_oracle;
 mod neighbours;
 mod queues;
