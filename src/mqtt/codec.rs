@@ -334,11 +334,13 @@ fn decode_disconnect(body: &[u8], version: Version, from: Sender) -> Result<Disc
     Ok(disconnect)
 }
 
-/// [MQTT-3.14.2-1]. 0x8C is in the list of 2.4 alone.
+/// The table says who may send which (3.14.2.1) [MQTT-3.14.2-1]; 0x00 is also what no byte stands for, whoever leaves it out. 0x8C is in the
+/// list of 2.4 alone, which does not say it.
 fn disconnect_reason(byte: u8, from: Sender) -> Result<ReasonCode, Malformed> {
     let listed = match byte {
-        0x00 | 0x80..=0x83 | 0x87 | 0x89 | 0x8B..=0x90 | 0x93..=0xA2 => true,
+        0x00 | 0x80..=0x83 | 0x8C | 0x90 | 0x93..=0x99 => true,
         0x04 => from == Sender::Client,
+        0x87 | 0x89 | 0x8B | 0x8D..=0x8F | 0x9A..=0xA2 => from == Sender::Server,
         _ => false,
     };
     ReasonCode::from_u8(byte).filter(|_| listed).ok_or(Malformed::ReasonCode(byte))
@@ -612,8 +614,9 @@ mod tests {
         refused(V3_1_1, Server, b"\xE0\0", ReasonCode::ProtocolError, Malformed::Direction);
         refused(V5, Client, b"\xE0\x01\x01", ReasonCode::ProtocolError, Malformed::ReasonCode(1));
         refused(V5, Server, b"\xE0\x01\x04", ReasonCode::ProtocolError, Malformed::ReasonCode(4));
-        refused(V5, Server, b"\xE0\x07\0\x05\x11\0\0\0\x09", ReasonCode::ProtocolError, Malformed::Direction);
-        refused(V5, Client, b"\xE0\x06\x9C\x04\x1C\0\x01s", ReasonCode::ProtocolError, Malformed::Direction);
+        refused(V5, Client, b"\xE0\x01\x8E", ReasonCode::ProtocolError, Malformed::ReasonCode(0x8E));
+        refused(V5, Server, b"\xE0\x07\x8E\x05\x11\0\0\0\x09", ReasonCode::ProtocolError, Malformed::Direction);
+        refused(V5, Client, b"\xE0\x06\x80\x04\x1C\0\x01s", ReasonCode::ProtocolError, Malformed::Direction);
         refused(V5, Client, b"\xE0\x03\0\0\0", ReasonCode::MalformedPacket, Malformed::TrailingBytes);
         refused(V5, Client, b"\xE0\x02\0\x05", ReasonCode::MalformedPacket, Malformed::Short);
     }

@@ -27,7 +27,11 @@ fn sender(packet: &Packet<'_>) -> Sender {
     match packet {
         Packet::ConnAck(_) | Packet::SubAck(_) | Packet::UnsubAck(_) | Packet::PingResp => Sender::Server,
         Packet::Publish(publish) if !publish.subscription_ids.is_empty() => Sender::Server,
-        Packet::Disconnect(disconnect) if disconnect.server_reference.is_some() => Sender::Server,
+        Packet::Disconnect(disconnect)
+            if matches!(disconnect.reason, ReasonCode::SessionTakenOver | ReasonCode::UseAnotherServer) =>
+        {
+            Sender::Server
+        }
         Packet::Auth(auth) if auth.reason == ReasonCode::Success => Sender::Server,
         _ => Sender::Client,
     }
@@ -523,7 +527,7 @@ fn rmqtt_is_laxer(why: Malformed, first: u8) -> bool {
         M::SubscriptionOptions | M::NoLocalOnShared => first == 0x82,
         M::ReasonCode(0) => first == 0xF0,
         // It does not know who sends.
-        M::Direction | M::ReasonCode(4) => first == 0xE0,
+        M::Direction | M::ReasonCode(4 | 0x87..=0x8F | 0x9A..=0xA2) => first == 0xE0,
         M::SubscriptionIdFromClient => first >> 4 == 3,
         M::Short => matches!(first, 0x90 | 0xB0 | 0xF0), // no Reason Code in SUBACK and UNSUBACK, no properties in AUTH
         _ => false,
@@ -556,6 +560,8 @@ fn mqttbytes_is_laxer(why: Malformed, kind: u8) -> bool {
         M::ConnAckFlags => kind == 2,
         M::SubscriptionOptions | M::NoLocalOnShared => kind == 8,
         M::NoTopicFilter => matches!(kind, 8 | 10),
+        // It does not know who sends.
+        M::ReasonCode(4 | 0x87..=0x8F | 0x9A..=0xA2) => kind == 14,
         _ => false,
     }
 }

@@ -55,3 +55,25 @@ fn the_reason_of_a_disconnect_decides_about_the_will() {
     assert_eq!(texts, ["unspecified", "with will"]);
     watcher.nothing();
 }
+
+/// Every Reason Code there may be, by who may send it (3.14.2.1): one of the client's ends the connection, and but for 0x00 publishes the will;
+/// one that only a server sends, or that no table has, is a Protocol Error, and publishes the will too [MQTT-3.14.2-1], [MQTT-3.14.4-3].
+#[test]
+fn a_client_uses_the_reason_codes_that_are_its_own() {
+    const OWN: [u8; 15] =
+        [0x00, 0x04, 0x80, 0x81, 0x82, 0x83, 0x90, 0x93, 0x94, 0x95, 0x96, 0x97, 0x98, 0x99, IN_NO_TABLE_OF_3_14];
+    // 2.4 has it for DISCONNECT, whoever sends it.
+    const IN_NO_TABLE_OF_3_14: u8 = 0x8c;
+    let broker = Broker::start();
+    let mut watcher = watch(&broker, "will");
+    for code in 0..=u8::MAX {
+        let will = format!("will of 0x{code:02x}");
+        let mut client = broker.connect(&Connect::v5("mortal").will(Will::new("will", &will)));
+        client.send(&[0xe0, 1, code]);
+        assert_eq!(client.closed(), (!OWN.contains(&code)).then_some(0x82), "0x{code:02x}");
+        if code != 0 {
+            assert_eq!(watcher.text(), will);
+        }
+    }
+    watcher.nothing();
+}
