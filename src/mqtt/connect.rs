@@ -60,10 +60,10 @@ pub(super) fn decode_connect(body: &[u8]) -> Result<Connect, Malformed> {
     Ok(connect)
 }
 
-/// The version that `bytes` state, which begin with a CONNECT that may be malformed, or not be whole.
+/// The version that `bytes` state, which begin with a CONNECT that may be malformed, its Remaining Length included, or not be whole.
 pub fn stated_version(bytes: &[u8]) -> Option<Version> {
-    let mut reader = Reader::new(bytes.get(1..)?);
-    reader.varint().ok()?;
+    let length = bytes.iter().skip(1).take(4).position(|byte| byte & 0x80 == 0)?;
+    let mut reader = Reader::new(bytes.get(length + 2..)?);
     version(reader.binary().ok()?, reader.u8().ok()?)
 }
 
@@ -407,7 +407,9 @@ mod tests {
         assert_eq!(stated_version(&[&[0x10, 0xFF, 0xFF, 0x7F][..], &body(b"MQTT", 4, 1, b"")].concat()), Some(V3_1_1));
         assert_eq!(stated_version(&whole[..8]), None);
         assert_eq!(stated_version(&[]), None);
-        assert_eq!(stated_version(&[&[0x10, 0x80, 0][..], &whole[2..]].concat()), None);
+        assert_eq!(stated_version(&[&[0x10, 0x8B, 0][..], &whole[2..]].concat()), Some(V5), "not minimal");
+        assert_eq!(stated_version(&[&[0x10, 0x8B, 0x80, 0x80, 0][..], &whole[2..]].concat()), Some(V5));
+        assert_eq!(stated_version(&[&[0x10, 0x8B, 0x80, 0x80, 0x80, 0][..], &whole[2..]].concat()), None, "no length");
         assert_eq!(stated_version(&[&[0x10, 0x0B][..], &body(b"MQTT", 6, 1, b"")].concat()), None);
     }
 

@@ -349,12 +349,15 @@ fn a_malformed_connect_is_told_why() {
         long.extend_from_slice(&whole[2..]);
         refused("a CONNECT of two megabytes, announced", level, &long, 0x95);
         let minimal = u8::try_from(whole.len() - 2).unwrap();
-        let padded = [&[0x10, minimal | 0x80, 0x00], &whole[2..]].concat();
+        for padding in [&[0x00][..], &[0x80, 0x80, 0x00]] {
+            let padded = [&[0x10, minimal | 0x80], padding, &whole[2..]].concat();
+            refused("a length of more bytes than it needs", level, &padded, 0x81);
+        }
         let mut client = broker.tcp();
-        client.send(&padded);
+        client.send(&[&[0x10, minimal | 0x80, 0x80, 0x80, 0x80, 0x00], &whole[2..]].concat());
         assert!(
             matches!(client.try_receive(PATIENCE), Err(Lost::Closed)),
-            "a length in one byte too many: no version is known"
+            "a length of five bytes: where the version stands is not known"
         );
     }
 }
