@@ -19,6 +19,14 @@ pub struct Frame<'a> {
     pub len: usize,
 }
 
+impl Frame<'_> {
+    /// Whether it is a PUBLISH.
+    #[must_use]
+    pub fn is_publish(&self) -> bool {
+        self.first >> 4 == 3
+    }
+}
+
 /// What a read buffer begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut<'a> {

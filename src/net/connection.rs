@@ -50,6 +50,8 @@ pub(super) struct Connection {
     turn: Turn,
     /// The beginning of a packet whose rest has not come.
     partial: Vec<u8>,
+    /// `partial` holds whole packets, from here on: the first is a PUBLISH that the client may not publish yet.
+    held: Option<usize>,
     /// Retained messages for new subscriptions; each waits until its SUBACK has left.
     replay: VecDeque<(u64, Delivery)>,
     mail: VecDeque<Delivery>,
@@ -100,6 +102,7 @@ impl Connection {
             outbox,
             turn: Turn::default(),
             partial,
+            held: None,
             replay: VecDeque::new(),
             mail: VecDeque::new(),
             sent: 0,
@@ -146,7 +149,13 @@ impl Connection {
         let now = clock::now();
         let taken = self.take_packets(early, now);
         self.hand_over(now);
-        taken.err()
+        match taken {
+            Ok(taken) => {
+                self.keep(early.get(taken..));
+                None
+            }
+            Err(ended) => Some(ended),
+        }
     }
 
     /// Packets that came in one segment with what ended the connection are answered like all others: once what they stand for is durable.
@@ -319,6 +328,16 @@ impl Connection {
         {
             client.session.read_resumed(now);
         }
+        if let Some(from) = self.held.take() {
+            let kept = std::mem::take(&mut self.partial);
+            let taken = from + self.take_packets(kept.get(from..).unwrap_or_default(), now)?;
+            if self.held.is_some() {
+                (self.partial, self.held) = (kept, Some(taken));
+            } else {
+                self.keep(kept.get(taken..));
+            }
+            return Ok(Progress::Some);
+        }
         if self.partial.len() >= SHARED_BUFFER / 2 {
             return self.read_large(cx, now);
         }
@@ -336,7 +355,9 @@ impl Connection {
             start.copy_from_slice(&self.partial);
             self.partial.clear();
             self.turn.counts.bytes_received += read as u64;
-            self.take_packets(buffer.get(..kept + read).unwrap_or_default(), now)?;
+            let bytes = buffer.get(..kept + read).unwrap_or_default();
+            let taken = self.take_packets(bytes, now)?;
+            self.keep(bytes.get(taken..));
             Ok(Progress::Some)
         })
     }
@@ -367,35 +388,50 @@ impl Connection {
         self.turn.counts.bytes_received += read as u64;
         if let Cut::Whole(_) = frame::cut(&self.partial, self.max_packet_size())? {
             let whole = std::mem::take(&mut self.partial);
-            self.take_packets(&whole, now)?;
+            let taken = self.take_packets(&whole, now)?;
+            self.keep(whole.get(taken..));
         }
         Ok(Progress::Some)
+    }
+
+    /// Keeps what was not taken of what was read.
+    fn keep(&mut self, rest: Option<&[u8]>) {
+        self.partial = rest.map(<[u8]>::to_vec).unwrap_or_default();
     }
 
     fn max_packet_size(&self) -> u32 {
         self.broker.limits.max_packet_size_bytes.get()
     }
 
-    /// Takes all whole packets out of `bytes` and keeps the rest.
-    fn take_packets(&mut self, mut bytes: &[u8], now: Timestamp) -> Result<(), Ended> {
+    /// Takes whole packets out of `bytes`: all, or those before the first PUBLISH that is to be held back. How many bytes they were.
+    fn take_packets(&mut self, bytes: &[u8], now: Timestamp) -> Result<usize, Ended> {
         let max = self.max_packet_size();
+        let mut taken = 0;
         loop {
-            match frame::cut(bytes, max)? {
+            let rest = bytes.get(taken..).unwrap_or_default();
+            match frame::cut(rest, max)? {
                 Cut::Whole(frame) => {
-                    bytes = bytes.get(frame.len..).unwrap_or_default();
+                    if frame.is_publish() && self.publishes_too_fast(now) {
+                        self.held = Some(0);
+                        return Ok(taken);
+                    }
+                    taken += frame.len;
                     self.handled += 1;
                     self.turn.counts.packets_received += 1;
                     self.take_packet(frame, now)?;
                 }
                 Cut::Partial { .. } => {
-                    self.partial = bytes.to_vec();
-                    if let (Some(&first), Some(client)) = (bytes.first(), &self.owner.client) {
+                    if let (Some(&first), Some(client)) = (rest.first(), &self.owner.client) {
                         frame::check_flags(first, client.session.version())?;
                     }
-                    return Ok(());
+                    return Ok(taken);
                 }
             }
         }
+    }
+
+    fn publishes_too_fast(&self, now: Timestamp) -> bool {
+        self.owner.client.as_ref().is_some_and(|client| client.session.publish_resumes_at(now).is_some())
     }
 
     fn take_packet(&mut self, frame: frame::Frame<'_>, now: Timestamp) -> Result<(), Ended> {

@@ -341,8 +341,7 @@ fn publish_rate() {
             assert_eq!(subscriber.message().payload[..4], n.to_be_bytes(), "{option}");
         }
         let took = begun.elapsed();
-        // What one read holds is published at once, in advance.
-        assert!(took > Duration::from_millis(2200), "350 at 100 a second took {took:?}");
+        assert!(took > Duration::from_millis(3200), "350 at 100 a second took {took:?}");
         assert!(took < Duration::from_millis(6000), "350 at 100 a second took {took:?}");
         // Its PINGREQ, behind all that, is answered: its Keep Alive did not run out.
         fast.wait_for("PINGRESP", |packet| *packet == Packet::PingResp);
@@ -369,8 +368,7 @@ fn publish_rate_behind_a_large_packet() {
     for _ in 0..100 {
         assert_eq!(subscriber.message().payload.len(), 100);
     }
-    // But for one read of the least size, which is taken in advance.
-    assert!(begun.elapsed() > Duration::from_millis(1000), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
 }
 
 /// Case D03: two devices with one client id take it from each other without end: few take-overs, few lines, little CPU, others are served.

@@ -32,6 +32,7 @@ mod limits;
 mod lowered_limits;
 mod mosquitto_oracle;
 mod neighbours;
+mod publish_rate;
 mod queues;
 mod retain_source;
 mod scram;
