@@ -145,6 +145,48 @@ pub struct Loaded {
     pub origins: Origins,
 }
 
+impl Loaded {
+    /// `; named by KEY (PLACE)`, to follow what is wrong with a value that only its use shows. Empty where the value is the default.
+    #[must_use]
+    pub fn named_by(&self, key: &str) -> String {
+        match self.origins.of(key) {
+            Origin::Default => String::new(),
+            origin => format!("; named by {key} ({origin})"),
+        }
+    }
+
+    /// The files that options name.
+    #[must_use]
+    pub fn named_files(&self) -> NamedFiles {
+        let auth = &self.config.auth;
+        let mut named = vec![
+            (auth.password_file.as_deref(), "auth.password_file".to_owned()),
+            (auth.acl_file.as_deref(), "auth.acl_file".to_owned()),
+        ];
+        for (index, listener) in self.config.listeners.iter().enumerate() {
+            let Some(tls) = &listener.tls else { continue };
+            let key = |option: &str| format!("listener[{index}].tls.{option}");
+            named.push((Some(&tls.certificate), key("certificate")));
+            named.push((Some(&tls.key), key("key")));
+            named.push((tls.client_ca.as_deref(), key("client_ca")));
+        }
+        let found = named.into_iter().filter_map(|(path, key)| Some((path?.to_owned(), self.named_by(&key))));
+        NamedFiles(found.collect())
+    }
+}
+
+/// Which option names which file.
+#[derive(Debug, Clone, Default)]
+pub struct NamedFiles(Vec<(PathBuf, String)>);
+
+impl NamedFiles {
+    /// [`Loaded::named_by`] of the option that names `path`; empty where none does.
+    #[must_use]
+    pub fn named_by(&self, path: &Path) -> &str {
+        self.0.iter().find(|(named, _)| named == path).map_or("", |(_, by)| by)
+    }
+}
+
 /// Loads the configuration: defaults, then `file`, then `env` (`PINNACE__SECTION__KEY`), then `flags`, each overriding
 /// the one before.
 ///

@@ -26,7 +26,7 @@ use crate::{
     auth::{Auth, FileError},
     broker::{Broker, Farewell, Receiver, RecoveryError, Signal},
     clock,
-    config::{Config, Loaded},
+    config::{Config, Loaded, NamedFiles},
     control::{Control, Socket},
     net::{Admission, Listener, ListenerError, Shared, Verifying},
     storage::{self, Durability, Store},
@@ -39,10 +39,12 @@ pub enum Error {
     #[error("cannot start the runtime: {0}")]
     Runtime(io::Error),
     /// The data directory cannot be made.
-    #[error("{}: cannot make the data directory: {source}; name another one by --data-dir", path.display())]
+    #[error("{}: cannot make the data directory: {source}; name another one by --data-dir{named_by}", path.display())]
     DataDir {
         /// Which.
         path: PathBuf,
+        /// The option that names it.
+        named_by: String,
         /// The cause.
         source: io::Error,
     },
@@ -59,11 +61,21 @@ pub enum Error {
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
     /// A file of authorization is not right.
-    #[error(transparent)]
-    Auth(#[from] FileError),
+    #[error("{source}{named_by}")]
+    Auth {
+        /// What is wrong with it.
+        source: FileError,
+        /// The option that names it.
+        named_by: String,
+    },
     /// A listener does not open.
-    #[error(transparent)]
-    Listener(#[from] ListenerError),
+    #[error("{source}{named_by}")]
+    Listener {
+        /// Why.
+        source: Box<ListenerError>,
+        /// The option that names its address, or the file.
+        named_by: String,
+    },
     /// The control socket cannot be made.
     #[error("{}: cannot open the control socket: {source}", path.display())]
     Control {
@@ -93,14 +105,21 @@ pub fn run(loaded: Loaded) -> Result<(), Error> {
 }
 
 async fn serve(loaded: Loaded) -> Result<(), Error> {
-    let Loaded { config, data_dir, .. } = loaded;
+    let files = loaded.named_files();
+    let Loaded { config, data_dir, .. } = &loaded;
     let started_at = clock::now();
     let max_connections = raise_descriptor_limit();
-    make_data_dir(&data_dir)?;
-    let _held_until_the_end = lock_data_dir(&data_dir)?;
-    let store = Arc::new(Store::open(&data_dir, &config.storage)?);
-    let auth = Auth::load(&config.auth)?;
-    say_what_is_allowed(&config);
+    let unusable = |source| {
+        let named_by = loaded.named_by("server.data_dir");
+        Error::DataDir { path: data_dir.clone(), named_by, source }
+    };
+    make_data_dir(data_dir).map_err(unusable)?;
+    let _held_until_the_end =
+        lock_data_dir(data_dir).map_err(unusable)?.ok_or_else(|| Error::InUse { path: data_dir.clone() })?;
+    let store = Arc::new(Store::open(data_dir, &config.storage)?);
+    let auth = Auth::load(&config.auth)
+        .map_err(|source| Error::Auth { named_by: files.named_by(&source.path).to_owned(), source })?;
+    say_what_is_allowed(config);
     let broker = Broker::new(config.broker.clone(), config.session.clone(), store, auth);
     broker.recover(started_at)?;
     tracing::info!(
@@ -113,13 +132,20 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     let verifying = Arc::new(Verifying::default());
     let admission = Arc::new(Admission::new(&config.network, max_connections));
     let mut listeners = Vec::new();
-    for listener in &config.listeners {
-        listeners.push(Listener::open(listener, broker.clone(), admission.clone(), verifying.clone())?);
+    for (index, listener) in config.listeners.iter().enumerate() {
+        let opened = Listener::open(listener, broker.clone(), admission.clone(), verifying.clone());
+        listeners.push(opened.map_err(|source| {
+            let named_by = match &source {
+                ListenerError::Bind { .. } => loaded.named_by(&format!("listener[{index}].address")),
+                ListenerError::Tls { source, .. } => files.named_by(source.path()).to_owned(),
+            };
+            Error::Listener { source: Box::new(source), named_by }
+        })?);
     }
     let shared: Arc<[Arc<Shared>]> = listeners.iter().map(Listener::shared).collect();
-    let socket = Socket::open(&data_dir).map_err(|source| Error::Control { path: data_dir.clone(), source })?;
+    let socket = Socket::open(data_dir).map_err(|source| Error::Control { path: data_dir.clone(), source })?;
     let stop = Arc::new(Notify::new());
-    let control = control(&broker, &shared, &stop);
+    let control = control(&broker, &shared, &stop, files);
     let reload = control.reload.clone();
     let mut signals = Signals::new().map_err(Error::Signals)?;
     tracing::info!(path = %socket.path().display(), "control socket open");
@@ -141,7 +167,7 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "ready");
     signals.serve(&stop, reload).await;
-    stop_in_order(&broker, tasks, &config, &mut signals).await;
+    stop_in_order(&broker, tasks, config, &mut signals).await;
     broker.store.close()?;
     tracing::info!("stopped");
     Ok(())
@@ -231,31 +257,36 @@ impl Signals {
     }
 }
 
-fn control(broker: &Arc<Broker>, listeners: &Arc<[Arc<Shared>]>, stop: &Arc<Notify>) -> Control {
+fn control(broker: &Arc<Broker>, listeners: &Arc<[Arc<Shared>]>, stop: &Arc<Notify>, files: NamedFiles) -> Control {
     let (status_broker, status_listeners) = (broker.clone(), listeners.clone());
     let (reload_broker, reload_listeners) = (broker.clone(), listeners.clone());
     let stop = stop.clone();
     Control {
         status: Arc::new(move || status(&status_broker, &status_listeners)),
-        reload: Arc::new(move || reload(&reload_broker, &reload_listeners)),
+        reload: Arc::new(move || reload(&reload_broker, &reload_listeners, &files)),
         drain: Arc::new(move || stop.notify_one()),
     }
 }
 
 /// Reads ACL, passwords and TLS files again: all of them, then puts them in force. A bad file changes nothing.
-fn reload(broker: &Broker, listeners: &[Arc<Shared>]) -> Result<(), Vec<String>> {
+fn reload(broker: &Broker, listeners: &[Arc<Shared>], files: &NamedFiles) -> Result<(), Vec<String>> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _one = ONE_AT_A_TIME.lock();
     let mut errors = Vec::new();
-    let rules = broker.auth.read().map_err(|faults| errors.extend(faults.iter().map(ToString::to_string)));
+    let rules = broker.auth.read().map_err(|faults| {
+        errors.extend(faults.iter().map(|fault| format!("{fault}{}", files.named_by(&fault.path))));
+    });
     let mut tls = Vec::new();
     for listener in listeners {
         match listener.read_tls() {
             Ok(read) => tls.push((listener, read)),
-            Err(error) => errors.push(error.to_string()),
+            Err(error) => errors.push(format!("{error}{}", files.named_by(error.path()))),
         }
     }
     if let (Ok(rules), true) = (rules, errors.is_empty()) {
+        for (path, problem) in broker.auth.emptied(&rules) {
+            tracing::warn!(file = %path.display(), "{problem}{}", files.named_by(path));
+        }
         tls.into_iter().for_each(|(listener, read)| listener.install(read));
         broker.auth.install(rules);
         broker.registry.raise_all(Signal::RULES);
@@ -390,22 +421,18 @@ fn raise_descriptor_limit() -> u32 {
     max_connections
 }
 
-fn make_data_dir(path: &Path) -> Result<(), Error> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(|source| Error::DataDir { path: path.to_owned(), source })
+fn make_data_dir(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 /// One broker per data directory, whatever its durability: the control socket is there too. The lock goes with the process.
-fn lock_data_dir(path: &Path) -> Result<fs::File, Error> {
-    let failed = |source: io::Error| Error::DataDir { path: path.to_owned(), source };
-    let file = fs::File::create(path.join("lock")).map_err(failed)?;
+/// None where another one has it.
+fn lock_data_dir(path: &Path) -> io::Result<Option<fs::File>> {
+    let file = fs::File::create(path.join("lock"))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::InUse { path: path.to_owned() }),
-        Err(error) => Err(failed(error.into())),
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

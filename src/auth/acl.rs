@@ -102,6 +102,13 @@ impl Acl {
         Ok(acl)
     }
 
+    /// Whether there is no rule at all: nobody may do anything.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        // A user without rules has no entry.
+        self.users.is_empty() && self.anonymous.iter().next().is_none() && self.patterns.iter().next().is_none()
+    }
+
     /// Whether `who` may publish or receive `topic`. Nobody may publish to `$SYS` or `$CONTROL`.
     #[must_use]
     pub fn verdict(&self, who: Who<'_>, access: Access, topic: &TopicName) -> Verdict {

@@ -85,6 +85,18 @@ impl Auth {
         Rules::load(&self.config).map_err(|(first, others)| iter::once(first).chain(others).collect())
     }
 
+    /// The files of `rules`, which were read and are not in force yet, that say nothing while they did before, and what that means. An empty
+    /// file is legal, but seldom meant.
+    pub fn emptied(&self, rules: &Rules) -> impl Iterator<Item = (&Path, &'static str)> {
+        let before = self.rules();
+        let without_rules = |rules: &Rules| rules.acl().is_some_and(Acl::is_empty);
+        let without_users = |rules: &Rules| rules.passwords().is_some_and(Passwords::is_empty);
+        let acl = self.config.acl_file.as_deref().filter(|_| without_rules(rules) && !without_rules(&before));
+        let users = self.config.password_file.as_deref().filter(|_| without_users(rules) && !without_users(&before));
+        let acl = acl.map(|path| (path, "no rule is left in it: nobody may publish or receive anything"));
+        acl.into_iter().chain(users.map(|path| (path, "no user is left in it: nobody gets in by a user name")))
+    }
+
     /// Puts `rules` in force, all at once.
     pub fn install(&self, rules: Rules) {
         self.rules.store(Arc::new(rules));
@@ -261,7 +273,17 @@ mod tests {
         fs::remove_dir(&password_file).unwrap();
         fs::write(&password_file, "").unwrap();
         fs::write(&acl_file, "user device\ntopic b").unwrap();
+        let emptied = |auth: &Auth| {
+            let read = auth.read().unwrap();
+            auth.emptied(&read).map(|(path, _)| path.to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(emptied(&auth), [password_file.as_path()]);
         reload(&auth).unwrap();
         assert_eq!(in_force(&auth), (2, [false, true], Some(0)));
+        fs::write(&acl_file, "# nothing\nuser device\n").unwrap();
+        assert_eq!(emptied(&auth), [acl_file.as_path()]);
+        reload(&auth).unwrap();
+        assert_eq!(in_force(&auth), (3, [false, false], Some(0)), "an empty file is taken");
+        assert!(emptied(&auth).is_empty(), "it was empty before");
     }
 }

@@ -31,7 +31,9 @@ pub fn run(command: Command) -> Result<(), Failure> {
             // The file alone is checked, not what the environment of this call would change in it.
             let env = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("PINNACE_"));
             let loaded = config::load(Some(&file), env, Flags::default())?;
-            Auth::load(&loaded.config.auth).map_err(|error| Failure::Configuration(error.to_string()))?;
+            let files = loaded.named_files();
+            Auth::load(&loaded.config.auth)
+                .map_err(|error| Failure::Configuration(format!("{error}{}", files.named_by(&error.path))))?;
             print(format_args!("{}: no fault found\n", file.display()))
         }
         Command::Show(args) => print(show(&args.load()?)),

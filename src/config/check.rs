@@ -2,7 +2,7 @@
 //!
 //! Must not open files or sockets: it judges the values alone.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use tracing_subscriber::EnvFilter;
 
@@ -52,8 +52,12 @@ pub(super) fn faults(config: &Config, origins: &Origins) -> Vec<Fault> {
         fault("session.response_topic_prefix".into(), problem.into());
     }
     let server = &config.server;
-    if server.server_reference.as_ref().is_some_and(|text| text.trim().is_empty() || text.contains('\0')) {
-        fault("server.server_reference".into(), "names no server: write host or host:port".into());
+    if let Some(problem) = server.server_reference.as_deref().and_then(reference) {
+        fault("server.server_reference".into(), problem);
+    }
+    if server.worker_threads > WORKER_THREADS_MAX {
+        let problem = format!("more than {WORKER_THREADS_MAX} threads; 0 takes one for each core, which serves most");
+        fault("server.worker_threads".into(), problem);
     }
     if server.server_moved && server.server_reference.is_none() {
         fault("server.server_moved".into(), "says not where to: set server.server_reference too".into());
@@ -62,6 +66,45 @@ pub(super) fn faults(config: &Config, origins: &Origins) -> Vec<Fault> {
         fault("log.level".into(), problem);
     }
     found
+}
+
+/// What is wrong with a Server Reference: references with a space between them (4.11), each in the form that is recommended there.
+fn reference(text: &str) -> Option<String> {
+    const FORM: &str = "write host or host:port, several separated by a space";
+    if text.trim().is_empty() {
+        return Some(format!("names no server: {FORM}"));
+    }
+    if let Some(control) = text.chars().find(|character| character.is_control()) {
+        return Some(format!("holds the control character U+{:04X}: {FORM}", u32::from(control)));
+    }
+    if text.len() > usize::from(u16::MAX) {
+        return Some("is longer than 65535 bytes, the most that DISCONNECT can hold".into());
+    }
+    if text.split(' ').any(str::is_empty) {
+        return Some(format!("has a space too many, which stands for a server without a name: {FORM}"));
+    }
+    let wrong = text.split(' ').find(|one| !is_server(one))?;
+    Some(format!("{wrong:?} is no server: {FORM}, an IPv6 address with a port in brackets"))
+}
+
+/// A name, or one with a port: one that holds colons in brackets then.
+fn is_server(text: &str) -> bool {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(bracketed) => {
+            let Some((host, rest)) = bracketed.split_once(']') else { return false };
+            (host, (!rest.is_empty()).then_some(rest))
+        }
+        None if text.parse::<Ipv6Addr>().is_ok() => (text, None),
+        None => match text.find(':') {
+            Some(at) => (text.get(..at).unwrap_or_default(), text.get(at..)),
+            None => (text, None),
+        },
+    };
+    !host.is_empty() && port.is_none_or(|port| port.strip_prefix(':').is_some_and(is_port))
+}
+
+fn is_port(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok()
 }
 
 /// What is wrong with a log level. A word that is no level would be taken for a module, and nothing would be logged.
@@ -111,3 +154,5 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 /// Less could not hold what one turn of a connection may store.
 const COMMIT_MIN_BYTES: usize = 64 * 1024;
 const PACKET_MIN_BYTES: u32 = 64;
+/// Each thread has a stack and a read buffer of its own; a number far above that of any machine's cores is a slip.
+const WORKER_THREADS_MAX: usize = 1024;

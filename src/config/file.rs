@@ -45,8 +45,9 @@ fn parse(text: &str, path: &Path, origins: &mut Origins, faults: &mut Vec<Fault>
             Layer(reader.table(document.as_table(), &Place::default(), 0..0).unwrap_or_default())
         }
         Err(error) => {
-            let origin = position(text, path, error.span().map_or(0, |span| span.start));
-            faults.push(Fault { origin, key: String::new(), problem: error.message().to_owned() });
+            let start = error.span().map_or(0, |span| span.start);
+            let (origin, key) = (position(text, path, start), key_at(text, start));
+            faults.push(Fault { origin, key, problem: error.message().to_owned() });
             Layer::default()
         }
     }
@@ -210,6 +211,17 @@ fn plain(value: &Toml) -> Option<Value> {
         Toml::Boolean(value) => Some((*value.value()).into()),
         Toml::Datetime(_) | Toml::Array(_) | Toml::InlineTable(_) => None,
     }
+}
+
+/// The key of the line at `offset` of a text that is no TOML, as far as it can be told: empty where there is none.
+fn key_at(text: &str, offset: usize) -> String {
+    let before = text.get(..offset).unwrap_or(text);
+    let from = before.rfind('\n').map_or(0, |at| at + 1);
+    let (above, line) = (before.get(..from).unwrap_or_default(), text.get(from..).unwrap_or_default());
+    let Some((key, _)) = line.lines().next().unwrap_or_default().split_once('=') else { return String::new() };
+    let header = above.lines().rev().map(str::trim_start).find(|line| line.starts_with('['));
+    let table = header.map(|header| header.trim_start_matches('[').split(']').next().unwrap_or_default().trim());
+    table.map_or_else(|| key.trim().to_owned(), |table| format!("{table}.{}", key.trim()))
 }
 
 fn position(text: &str, path: &Path, offset: usize) -> Origin {

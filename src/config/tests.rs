@@ -79,7 +79,11 @@ fn what_is_wrong_is_refused_with_its_place_and_what_to_do() {
             &["p.toml:4:1: listener[1].adress: unknown key; did you mean address?"],
         ),
         (file("[session\n"), &["p.toml:1:9: "]),
-        (file("[log]\nlevel = 'info'\nlevel = 'debug'\n"), &["p.toml:3:1: duplicate key"]),
+        (
+            file("[server]\nx = 1\n\n worker_threads = 18446744073709551616\n"),
+            &["p.toml:4:19: server.worker_threads: "],
+        ),
+        (file("[log]\nlevel = 'info'\nlevel = 'debug'\n"), &["p.toml:3:1: log.level: duplicate key"]),
         (file("[log]\nlevel = '=noise='\n"), &["p.toml:2:9: log.level: ", "write a level such as info"]),
         (file("[a]\n[b]\n[session]\nc = 1\n"), &["p.toml:1:2: a", "p.toml:2:2: b", "p.toml:4:1: session.c"]),
         (

@@ -56,6 +56,19 @@ pub enum TlsError {
     },
 }
 
+impl TlsError {
+    /// The file that it is about.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::File { path, .. }
+            | Self::Empty { path, .. }
+            | Self::Unusable { path, .. }
+            | Self::ClientCa { path, .. } => path,
+        }
+    }
+}
+
 /// Reads the files of `config`.
 ///
 /// # Errors

@@ -16,6 +16,7 @@ mod auth;
 mod clients;
 mod clock;
 mod config_errors;
+mod config_files;
 mod conformance;
 mod control;
 mod drain;
