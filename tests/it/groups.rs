@@ -5,10 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use crate::{
     auth::{login, password_line},
     support::{
-        Broker, Client, Connect, Packet, Setup,
-        client::publish_of,
-        eventually,
-        wire::{self, PUBACK, PUBREC, PUBREL, Publish, Value, property},
+        Broker, Client, Connect, Packet, Setup, eventually,
+        wire::{self, PUBACK, PUBREC, PUBREL, Publish},
     },
 };
 
@@ -148,6 +146,8 @@ fn redelivery() {
 #[test]
 #[cfg(feature = "rocksdb")]
 fn what_waits_is_not_taken_for_sent_after_a_restart() {
+    use crate::support::{Value, client::publish_of, wire::property};
+
     let mut broker = broker("");
     let expires = || vec![(property::MESSAGE_EXPIRY, Value::Four(1))];
     let publish = |broker: &Broker, text: &str, properties| {
