@@ -95,6 +95,11 @@ impl Group {
         Arc::new(Self { id, filter, logged: AtomicBool::new(logged), state: Mutex::new(state) })
     }
 
+    /// Names the group, and its log.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Whether a member is persistent: the group then is a log.
     #[must_use]
     pub fn is_logged(&self) -> bool {

@@ -437,6 +437,11 @@ impl Receiver {
         self.inbox.lock().count_drop(reason, self);
     }
 
+    /// Counts `count` of them.
+    pub fn count_drops(&self, reason: DropReason, count: u64) {
+        self.inbox.lock().count_drops(reason, count, self);
+    }
+
     /// What this session's queue has dropped, by reason.
     #[must_use]
     pub fn dropped(&self) -> Vec<(DropReason, u64)> {
@@ -593,8 +598,11 @@ impl Inbox {
     }
 
     fn count_drop(&mut self, reason: DropReason, receiver: &Receiver) {
-        let news = self.drops.get_or_insert_default().count(reason);
-        if news {
+        self.count_drops(reason, 1, receiver);
+    }
+
+    fn count_drops(&mut self, reason: DropReason, count: u64, receiver: &Receiver) {
+        if count > 0 && self.drops.get_or_insert_default().count(reason, count) {
             receiver.queues.has_untold(receiver.session);
         }
     }

@@ -44,7 +44,7 @@ pub struct Turn {
     /// Sessions that are to drop their oldest messages.
     pub(super) overfull: Vec<Arc<Receiver>>,
     /// What it publishes may be missed: how often a full queue did not take it. None: nothing may.
-    offered: Option<u64>,
+    pub(super) offered: Option<u64>,
     /// Set once the commit has handed over this client's last QoS 2 message: what follows waits behind it.
     held: Option<Arc<AtomicBool>>,
 }
@@ -85,9 +85,9 @@ pub struct Route {
     rules: u64,
     /// The line of the ACL file that denies the publisher; 0 where no rule allows it.
     denied: Option<u32>,
-    hops: Vec<Hop>,
+    pub(super) hops: Vec<Hop>,
     /// Stands for the publisher's client id; of use to groups alone.
-    publisher: u64,
+    pub(super) publisher: u64,
     /// A message above QoS 0 goes to a log.
     logged: bool,
     /// So does one of QoS 0.
@@ -96,16 +96,17 @@ pub struct Route {
     withheld: u64,
 }
 
+/// One of them, and how it gets them.
 #[derive(Debug)]
-struct Hop {
-    to: To,
+pub(super) struct Hop {
+    pub(super) to: To,
     qos: QoS,
     retain_as_published: bool,
     ids: Option<Arc<[u32]>>,
 }
 
 #[derive(Debug)]
-enum To {
+pub(super) enum To {
     Receiver(Arc<Receiver>),
     Group(Arc<Group>),
 }
@@ -556,20 +557,6 @@ impl Broker {
         turn.ops.clear();
     }
 
-    /// Offers `message` at QoS 0 to everybody on `route`. `false` where a full queue did not take it: that is no drop.
-    pub(super) fn offer(&self, message: &Arc<Message>, route: &Route, turn: &mut Turn, now: Timestamp) -> bool {
-        turn.offered = Some(0);
-        for hop in &route.hops {
-            match &hop.to {
-                To::Receiver(receiver) => drop(turn.put(receiver, hop.delivery(message))),
-                To::Group(group) => {
-                    group.give(self, message, route.publisher, hop.retain(message), None, turn, None, now);
-                }
-            }
-        }
-        turn.offered.take() == Some(0)
-    }
-
     /// Hands over messages that need no store: each receiver is locked once for a run of messages on one route.
     pub(super) fn hand_over(
         &self,
@@ -764,12 +751,12 @@ impl Hop {
         lower(message.qos, self.qos)
     }
 
-    fn delivery(&self, message: &Arc<Message>) -> Delivery {
+    pub(super) fn delivery(&self, message: &Arc<Message>) -> Delivery {
         delivery(message, self.lower_qos(message), self.retain(message), self.ids.clone())
     }
 
     /// RETAIN as this receiver sees it [MQTT-3.3.1-12], [MQTT-3.3.1-13].
-    fn retain(&self, message: &Message) -> bool {
+    pub(super) fn retain(&self, message: &Message) -> bool {
         message.retain && self.retain_as_published
     }
 }

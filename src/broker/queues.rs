@@ -90,11 +90,11 @@ pub(super) struct Drops {
 }
 
 impl Drops {
-    /// Counts one more. `true` where that is to be told, and nobody knows yet.
-    pub(super) fn count(&mut self, reason: DropReason) -> bool {
+    /// Counts `more`. `true` where that is to be told, and nobody knows yet.
+    pub(super) fn count(&mut self, reason: DropReason, more: u64) -> bool {
         match self.by_reason.iter_mut().find(|(of, _)| *of == reason) {
-            Some((_, count)) => *count += 1,
-            None => self.by_reason.push((reason, 1)),
+            Some((_, count)) => *count += more,
+            None => self.by_reason.push((reason, more)),
         }
         // What a session without a log misses while its client is away is no news.
         reason != DropReason::NotPersistent && !std::mem::replace(&mut self.is_due, true)
@@ -188,12 +188,12 @@ mod tests {
     fn drops_are_told_once_a_minute_and_none_is_forgotten() {
         let mut drops = Drops::default();
         let at = |secs: u64| Timestamp(1_000_000_000).plus_secs(secs);
-        assert!(drops.count(DropReason::QueueFull));
-        assert!(!drops.count(DropReason::Expired), "it is known");
+        assert!(drops.count(DropReason::QueueFull, 1));
+        assert!(!drops.count(DropReason::Expired, 1), "it is known");
         assert_eq!(drops.tell(at(0)), Some(2));
-        assert!(drops.count(DropReason::QueueFull));
+        assert!(drops.count(DropReason::QueueFull, 1));
         assert_eq!(drops.tell(at(1)), None);
-        assert!(!drops.count(DropReason::QueueFull));
+        assert!(!drops.count(DropReason::QueueFull, 1));
         assert_eq!(drops.tell(at(60)), Some(2));
         assert_eq!(drops.by_reason(), [(DropReason::QueueFull, 3), (DropReason::Expired, 1)]);
     }

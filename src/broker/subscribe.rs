@@ -8,7 +8,7 @@ use crate::{
     auth::{Access, Identity},
     metrics::{DropReason, Limit},
     mqtt::{
-        Filter, QoS, ReasonCode, Shown, Timestamp, TopicFilter,
+        Filter, Message, QoS, ReasonCode, Shown, Timestamp, TopicFilter,
         packet::{Connect, RetainHandling, SubAck, Subscribe, SubscriptionOptions, Unsubscribe},
     },
     router::{Subscription, Target},
@@ -25,12 +25,14 @@ use super::{
 };
 
 impl Broker {
-    /// A SUBSCRIBE. Gives the retained messages that it asks for and that no log holds; they follow its SUBACK.
+    /// A SUBSCRIBE. Gives the retained messages that it asks for and that no log holds; they follow its SUBACK. `waiting` is how many of
+    /// earlier ones are not sent yet.
     pub fn subscribe(
         &self,
         client: &mut Client,
         turn: &mut Turn,
         subscribe: Subscribe,
+        waiting: usize,
         now: Timestamp,
     ) -> Vec<Delivery> {
         // What this connection published before must be seen by what it subscribes to now.
@@ -70,7 +72,7 @@ impl Broker {
         client.session.acknowledge(Reply::SubAck(SubAck { packet_id: subscribe.packet_id, reasons }), stored);
         let retained = self.retained_for(client, turn, &sends, id, now);
         if !stored {
-            return retained.into_iter().map(|one| one.delivery).collect();
+            return self.keep_what_fits(client, turn, retained, waiting);
         }
         let ((), mut lsn) = self.store.write(|batch| {
             batch.require_durable();
@@ -88,7 +90,7 @@ impl Broker {
             ((), lsn) = self.store.write(|batch| self.log_retained(client, turn, batch, &mut logged, now));
         }
         client.session.ticket(lsn.0);
-        rest.into_iter().map(|one| one.delivery).collect()
+        self.keep_what_fits(client, turn, rest, waiting)
     }
 
     /// The retained messages that the filters of one SUBSCRIBE are sent, at most as many as may wait for a session. Filters beyond that are
@@ -105,17 +107,15 @@ impl Broker {
         let rules = self.auth.rules();
         let (receiver, mut authors) = (rules.judge(who), Authors::new(&rules));
         let ids: Option<Arc<[u32]>> = (id > 0).then(|| Arc::from([id]));
-        let most = match usize::try_from(self.limits.max_queued_messages) {
-            Ok(most) if most > 0 => most,
-            _ => usize::MAX,
-        };
+        let most = self.max_retained();
         let mut retained = Vec::new();
+        let mut dropped = 0;
         for (filter, options) in sends {
-            if retained.len() >= most {
-                turn.counts.dropped(DropReason::QueueFull);
+            let of_broker = sys::speaks_of(&filter.filter);
+            if retained.len() >= most && !of_broker {
+                dropped += 1;
                 continue;
             }
-            let of_broker = sys::speaks_of(&filter.filter);
             let found = if of_broker {
                 self.sys.matching(&filter.filter).into_iter().map(Kept::of_nobody).collect()
             } else {
@@ -132,13 +132,14 @@ impl Broker {
                 } else if self.is_withheld(&kept, &mut authors, turn, now) {
                     continue;
                 } else if retained.len() >= most {
-                    turn.counts.dropped(DropReason::QueueFull);
+                    dropped += self.leave_out(client, message);
                 } else {
                     let delivery = delivery(message, lower(message.qos, options.qos), true, ids.clone());
                     retained.push(Retained { delivery, granted: options.qos });
                 }
             }
         }
+        drop_retained(client, turn, dropped);
         retained
     }
 
@@ -159,6 +160,35 @@ impl Broker {
             );
         }
         true
+    }
+
+    /// What of `retained` may wait in memory beside `waiting`; the rest is not sent.
+    fn keep_what_fits(
+        &self,
+        client: &Client,
+        turn: &mut Turn,
+        mut retained: Vec<Retained>,
+        waiting: usize,
+    ) -> Vec<Delivery> {
+        let room = self.max_retained().saturating_sub(waiting).min(retained.len());
+        let rest = retained.split_off(room);
+        let dropped = rest.iter().map(|one| self.leave_out(client, &one.delivery.message)).sum();
+        drop_retained(client, turn, dropped);
+        retained.into_iter().map(|one| one.delivery).collect()
+    }
+
+    /// There is no room for a retained message. How many are dropped: what the broker tells of itself comes later.
+    fn leave_out(&self, client: &Client, message: &Message) -> u64 {
+        if !sys::is_of_broker(&message.topic) {
+            return 1;
+        }
+        self.sys.missed(&message.topic, client.session.id);
+        0
+    }
+
+    /// The most retained messages that wait for one session in memory.
+    fn max_retained(&self) -> usize {
+        usize::try_from(self.limits.max_queued_messages).ok().filter(|most| *most > 0).unwrap_or(usize::MAX)
     }
 
     /// Appends some of `retained` to the client's log: one write holds the store for a short time only.
@@ -347,6 +377,12 @@ struct Retained {
     delivery: Delivery,
     /// The QoS of the subscription.
     granted: QoS,
+}
+
+/// So many retained messages have no room.
+fn drop_retained(client: &Client, turn: &mut Turn, count: u64) {
+    turn.counts.dropped_queue_full += count;
+    client.receiver.count_drops(DropReason::QueueFull, count);
 }
 
 fn granted_qos(qos: QoS) -> ReasonCode {

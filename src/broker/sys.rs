@@ -2,9 +2,13 @@
 //! the same there.
 //!
 //! One view of all values is kept in memory and renewed at an interval: new subscribers get it whole, as retained messages; those who are
-//! there get what changed, and what their queue had no room for before. Nothing of it is stored, counted as retained or counted as dropped. Must not count anything itself.
+//! there get what changed, and each what its own queue had no room for before. Nothing of it is stored, counted as retained or counted as
+//! dropped. Must not count anything itself.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 
@@ -18,8 +22,9 @@ use crate::{
 };
 
 use super::{
-    Broker, Receiver, Turn,
+    Broker, Receiver, Route, Turn,
     mailbox::{Extent, Limits},
+    publish::To,
 };
 
 /// What stands under `$SYS` now.
@@ -33,8 +38,23 @@ struct View {
     by_topic: TopicTrie<Arc<Message>>,
     loads: [Load; LOADS.len()],
     renewed_at: Option<Timestamp>,
-    /// What somebody's queue had no room for the last time.
-    missed: HashSet<TopicName>,
+    /// How often it was renewed.
+    renewals: u64,
+    /// Whose queue, of a session or a shared group, had no room for a value that still stands.
+    missed: HashMap<TopicName, HashSet<u64>>,
+}
+
+/// A value that somebody is to be told.
+#[derive(Debug)]
+struct Due {
+    message: Arc<Message>,
+    /// Those who missed it. None: it is new to all.
+    to: Option<HashSet<u64>>,
+}
+
+/// Whether a message to `topic` is from the broker itself: nobody else may publish there.
+pub(super) fn is_of_broker(topic: &TopicName) -> bool {
+    topic.as_str().split('/').next() == Some(ROOT)
 }
 
 /// Whether `filter` matches topics of the broker alone: nobody else publishes there, and no other filter reaches them [MQTT-4.7.2-1].
@@ -49,6 +69,11 @@ impl Sys {
         self.view.lock().by_topic.matching(filter, &mut |message: &Arc<Message>| found.push(message.clone()));
         found
     }
+
+    /// The queue of `session` has no room for the value of `topic`: it is told with the next renewals.
+    pub(super) fn missed(&self, topic: &TopicName, session: u64) {
+        self.view.lock().missed.entry(topic.clone()).or_default().insert(session);
+    }
 }
 
 impl Broker {
@@ -59,32 +84,70 @@ impl Broker {
         values.process(clock::uptime().as_secs(), memory());
         values.storage(&self.store.health());
         values.metrics(&numbers);
-        let changed = {
+        let due = {
             let mut view = self.sys.view.lock();
             view.advance_loads(&numbers, now);
             values.loads(&view.loads);
             view.renew(values)
         };
-        self.give_to_subscribers(changed, now);
+        self.give_to_subscribers(due, now);
     }
 
-    /// At QoS 0, and past the counters: what a full queue did not take is published again the next time.
-    fn give_to_subscribers(&self, messages: Vec<Arc<Message>>, now: Timestamp) {
+    /// At QoS 0, and past the counters: who had no room for a value is offered it again the next time.
+    fn give_to_subscribers(&self, due: Vec<Due>, now: Timestamp) {
         let no_limits = Limits { messages: 0, bytes: 0, full: QueueFull::Refuse };
         let (nobody, queues) = (Identity::ANONYMOUS, self.queues.clone());
         let publisher = Receiver::new(0, Arc::default(), nobody, false, no_limits, queues, Extent::default());
         let rules = self.auth.generation();
         let mut turn = Turn::default();
-        let mut missed = HashSet::new();
-        for message in messages {
+        let mut missed = Vec::new();
+        for Due { message, to } in due {
             let route = self.find_route(&publisher, message.topic.clone(), rules);
-            if !self.offer(&message, &route, &mut turn, now) {
-                missed.insert(message.topic.clone());
+            let is_due = |id| to.as_ref().is_none_or(|to| to.contains(&id));
+            let who = self.offer(&message, &route, is_due, &mut turn, now);
+            if !who.is_empty() {
+                missed.push((message.topic.clone(), who));
             }
         }
-        self.sys.view.lock().missed = missed;
+        let mut view = self.sys.view.lock();
+        for (topic, who) in missed {
+            view.missed.entry(topic).or_default().extend(who);
+        }
+        drop(view);
         turn.counts = Counts::default();
         self.finish(&mut turn);
+    }
+
+    /// Offers `message` to those on `route` for whom it is due. Those, sessions and groups, whose queue did not take it.
+    fn offer(
+        &self,
+        message: &Arc<Message>,
+        route: &Route,
+        is_due: impl Fn(u64) -> bool,
+        turn: &mut Turn,
+        now: Timestamp,
+    ) -> Vec<u64> {
+        let mut missed = Vec::new();
+        for hop in &route.hops {
+            let id = match &hop.to {
+                To::Receiver(receiver) => receiver.session,
+                To::Group(group) => group.id(),
+            };
+            if !is_due(id) {
+                continue;
+            }
+            turn.offered = Some(0);
+            match &hop.to {
+                To::Receiver(receiver) => drop(turn.put(receiver, hop.delivery(message))),
+                To::Group(group) => {
+                    group.give(self, message, route.publisher, hop.retain(message), None, turn, None, now);
+                }
+            }
+            if turn.offered.take() != Some(0) {
+                missed.push(id);
+            }
+        }
+        missed
     }
 }
 
@@ -97,16 +160,20 @@ impl View {
         self.renewed_at = Some(now);
     }
 
-    /// Takes `values` for what stands here; gives those that somebody missed, then those that differ from before.
-    fn renew(&mut self, values: Values) -> Vec<Arc<Message>> {
-        let missed = std::mem::take(&mut self.missed);
-        let mut changed = Vec::new();
+    /// Takes `values` for what stands here; gives those that differ from before, and those that somebody missed.
+    fn renew(&mut self, mut values: Values) -> Vec<Due> {
+        // Else a queue that is always too short would get the first of them alone.
+        let first = begin(self.renewals, values.0.len());
+        values.0.rotate_left(first);
+        self.renewals += 1;
+        let mut missed = std::mem::take(&mut self.missed);
+        let mut due = Vec::new();
         for (name, value) in values.0 {
             let Ok(topic) = TopicName::parse(&format!("{ROOT}/broker/{name}")) else { continue };
             let known = self.by_topic.get_topic(&topic);
             if let Some(known) = known.filter(|known| *known.payload == *value.as_bytes()) {
-                if missed.contains(&known.topic) {
-                    changed.push(known.clone());
+                if let Some(who) = missed.remove(&topic) {
+                    due.push(Due { message: known.clone(), to: Some(who) });
                 }
                 continue;
             }
@@ -120,12 +187,17 @@ impl View {
                 publisher: 0,
             });
             self.by_topic.insert_topic(&message.topic.clone(), message.clone());
-            changed.push(message);
+            due.push(Due { message, to: None });
         }
-        // Else a queue that is always too short would never get the last of them.
-        changed.sort_by_key(|message| !missed.contains(&message.topic));
-        changed
+        due
     }
+}
+
+/// With which of `values` values a renewal begins: each begins far from where those before it did, by the golden ratio. So a queue that
+/// takes only N at a time gets every value within about twice `values` / N renewals, whatever room it and others have.
+fn begin(renewal: u64, values: usize) -> usize {
+    let at = (u128::from(renewal.wrapping_mul(GOLDEN)) * values as u128) >> u64::BITS;
+    usize::try_from(at).unwrap_or(0)
 }
 
 /// Every number that is published, by its name: the metrics, and what follows from them.
@@ -234,6 +306,8 @@ fn memory() -> Option<(u64, u64)> {
 }
 
 const ROOT: &str = "$SYS";
+/// 2^64 divided by the golden ratio.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 const DROPPED: &str = "dropped_";
 const MINUTES: [u32; 3] = [1, 5, 15];
 
@@ -285,14 +359,21 @@ mod tests {
         view.by_topic.get_topic(&topic).map(|message| String::from_utf8(message.payload.to_vec()).unwrap())
     }
 
-    fn renewed(view: &mut View, metrics: &Metrics, at: u64) -> Vec<String> {
+    fn due(view: &mut View, metrics: &Metrics, at: u64) -> Vec<Due> {
         let numbers = Numbers::new(metrics.snapshot());
         let mut values = Values::default();
         values.metrics(&numbers);
         view.advance_loads(&numbers, Timestamp(at));
         values.loads(&view.loads);
-        let changed = view.renew(values);
-        changed.iter().map(|message| message.topic.as_str()["$SYS/broker/".len()..].to_owned()).collect()
+        view.renew(values)
+    }
+
+    fn name(message: &Message) -> String {
+        message.topic.as_str()["$SYS/broker/".len()..].to_owned()
+    }
+
+    fn renewed(view: &mut View, metrics: &Metrics, at: u64) -> Vec<String> {
+        due(view, metrics, at).iter().map(|due| name(&due.message)).collect()
     }
 
     /// Every metric of the table is there, and mosquitto's names stand for metrics that exist.
@@ -352,20 +433,73 @@ mod tests {
         assert_eq!(payload(&view, "clients/total"), Some("0".into()));
     }
 
-    /// What a full queue did not take comes again, and first.
+    /// What a full queue did not take comes again, once, and to whom it was missing.
     #[test]
     fn what_was_missed_is_told_again() {
         let metrics = Metrics::default();
-        let mut view = View::default();
-        renewed(&mut view, &metrics, 1_000);
+        let sys = Sys::default();
+        renewed(&mut sys.view.lock(), &metrics, 1_000);
         let missed = TopicName::parse("$SYS/broker/clients/total").unwrap();
-        view.missed.insert(missed.clone());
-        assert_eq!(renewed(&mut view, &metrics, 2_000), ["clients/total"]);
+        sys.missed(&missed, 7);
+        sys.missed(&missed, 8);
+        let mut view = sys.view.lock();
+        let again = due(&mut view, &metrics, 2_000);
+        assert_eq!((again.len(), again[0].message.topic.as_str()), (1, missed.as_str()));
+        assert_eq!(again[0].to, Some(HashSet::from([7, 8])));
         assert_eq!(renewed(&mut view, &metrics, 3_000), Vec::<String>::new(), "once");
-        view.missed.insert(missed);
-        metrics.retained_messages.set(2);
-        let told = renewed(&mut view, &metrics, 4_000);
-        assert_eq!((told.len(), told[0].as_str()), (3, "clients/total"), "{told:?}");
+        drop(view);
+        sys.missed(&missed, 7);
+        metrics.sessions.set(2);
+        let all = due(&mut sys.view.lock(), &metrics, 4_000);
+        let total = all.iter().find(|due| due.message.topic == missed).unwrap();
+        assert_eq!((&*total.message.payload, &total.to), (&b"2"[..], &None), "it is new to all");
+    }
+
+    /// However few of all values a queue takes each time, none of them waits for long, though all change each time.
+    #[test]
+    fn a_short_queue_gets_every_value_in_its_turn() {
+        for values in [1, 2, 10, 89, 110, 128, 377] {
+            for room in 1..=values {
+                let mut last = vec![0; values];
+                let renewals = 8 * values.div_ceil(room);
+                for renewal in 0..renewals {
+                    let from = begin(1_000 + renewal as u64, values);
+                    (from..from + room).for_each(|at| last[at % values] = renewal);
+                    let longest = last.iter().map(|at| renewal - at).max().unwrap();
+                    assert!(longest <= 2 * values.div_ceil(room), "{room} of {values}: not for {longest} renewals");
+                }
+            }
+        }
+    }
+
+    /// Others who have more room, or take other values, do not change that.
+    #[test]
+    fn what_one_misses_comes_to_it_alone() {
+        let metrics = Metrics::default();
+        let mut view = View::default();
+        // One never reads, one takes ten at a time.
+        let (stuck, short) = (1, 2);
+        let mut waited: HashMap<String, u32> = HashMap::new();
+        for n in 0..300 {
+            metrics.add(&mut Counts { bytes_sent: 1_000 + n, packets_sent: 1 + n % 7, ..Counts::default() });
+            let mut room = 10;
+            for Due { message, to } in due(&mut view, &metrics, (n + 1) * 1_000) {
+                let mut misses = HashSet::from([stuck]);
+                if to.is_none_or(|to| to.contains(&short)) {
+                    let waited = waited.entry(name(&message)).or_default();
+                    if room > 0 {
+                        room -= 1;
+                        *waited = 0;
+                    } else {
+                        misses.insert(short);
+                        *waited += 1;
+                        assert!(*waited <= 30, "{message:?}");
+                    }
+                }
+                view.missed.insert(message.topic.clone(), misses);
+            }
+        }
+        assert_eq!(waited.len(), view.by_topic.len());
     }
 
     #[test]
@@ -380,6 +514,10 @@ mod tests {
             ("a/$SYS", false),
         ] {
             assert_eq!(speaks_of(&TopicFilter::parse(text).unwrap()), expected, "{text}");
+        }
+        for (text, expected) in [("$SYS/broker/uptime", true), ("$SYS", true), ("$SYSTEM/x", false), ("a/$SYS", false)]
+        {
+            assert_eq!(is_of_broker(&TopicName::parse(text).unwrap()), expected, "{text}");
         }
     }
 

@@ -446,14 +446,9 @@ impl Connection {
             Request::Release(packet_id) => broker.release(client, turn, packet_id),
             Request::Settled(settled) => broker.settle(client, turn, settled, now),
             Request::Subscribe(subscribe) => {
-                let retained = broker.subscribe(client, turn, subscribe, now);
+                let retained = broker.subscribe(client, turn, subscribe, self.replay.len(), now);
                 let gate = client.session.queued();
-                let room = match usize::try_from(broker.limits.max_queued_messages) {
-                    Ok(most) if most > 0 => most.saturating_sub(self.replay.len()),
-                    _ => usize::MAX,
-                };
-                turn.counts.dropped_queue_full += retained.len().saturating_sub(room) as u64;
-                self.replay.extend(retained.into_iter().take(room).map(|delivery| (gate, delivery)));
+                self.replay.extend(retained.into_iter().map(|delivery| (gate, delivery)));
             }
             Request::Unsubscribe(unsubscribe) => broker.unsubscribe(client, turn, unsubscribe, now),
             Request::Authenticate { begins, data } => {

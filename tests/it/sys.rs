@@ -15,6 +15,11 @@ use crate::support::{
 
 const EVERY_SECOND: &str = "[broker]\nsys_interval_secs = 1\n";
 
+/// Queues that hold so many of more than a hundred values.
+fn short(messages: u32) -> String {
+    format!("{EVERY_SECOND}[session]\nmax_queued_messages = {messages}\n")
+}
+
 fn every_second() -> Broker {
     Setup::new().config(EVERY_SECOND).start()
 }
@@ -257,23 +262,58 @@ fn it_is_neither_stored_nor_counted() {
     }
 }
 
-/// More values than a queue holds: nobody is disconnected or told of a drop for them, and what did not fit comes later.
+/// More values than a queue holds: nobody is disconnected or told of a drop for them, and every one that changes comes in the end, though
+/// others that change each second stand before it.
 #[test]
 fn a_queue_that_is_too_short_for_it() {
-    let config = format!("{EVERY_SECOND}[session]\nmax_queued_messages = 10\nqueue_full = \"disconnect\"\n");
-    let broker = Setup::new().config(&config).start();
+    let broker = Setup::new().config(&format!("{}queue_full = \"disconnect\"\n", short(10))).start();
     let mut client = broker.v5("short");
     // Without what stands there already.
     assert_eq!(client.subscribe_all(&[("$SYS/#", 0x20)]), [0]);
-    let mut wanted: BTreeSet<String> = ["uptime", "clients/total", "subscriptions/count"].map(str::to_owned).into();
-    let deadline = Instant::now() + PATIENCE;
+    let changing = ["uptime", "clients/total", "subscriptions/count", "load/sockets/1min", "load/sockets/15min"];
+    expect_all(&mut client, changing.map(str::to_owned).into());
+    none_dropped(&broker);
+    client.ping();
+}
+
+/// What does not fit at the SUBSCRIBE comes with the next renewals, all of it, although most of it never changes.
+#[test]
+fn what_stands_there_comes_in_pieces() {
+    let broker = Setup::new().config(&short(30)).start();
+    let whole = every_second();
+    let names: BTreeSet<String> = Watcher::new(&whole).values.into_keys().collect();
+    for level in [4, 5] {
+        let mut client = broker.connect(&Connect::new(level, "short"));
+        client.subscribe("$SYS/#", 0);
+        expect_all(&mut client, names.clone());
+        client.ping();
+        // What it has no room for behind what waits already is no drop either.
+        assert_eq!(client.subscribe_all(&[("$SYS/broker/metrics/#", 0), ("$SYS/broker/storage/#", 0)]), [0, 0]);
+        client.ping();
+        none_dropped(&broker);
+    }
+    // A renewal is for those who missed it: nobody else is told again.
+    let mut other = broker.v5("other");
+    other.subscribe("$SYS/broker/version", 0);
+    assert_eq!(other.delivery().topic, "$SYS/broker/version");
+    let mut short = broker.v5("another");
+    short.subscribe("$SYS/#", 0);
+    expect_all(&mut short, ["version".to_owned()].into());
+    other.nothing();
+}
+
+/// Reads on until each of these has come.
+fn expect_all(client: &mut Client, mut wanted: BTreeSet<String>) {
+    let deadline = Instant::now() + 2 * PATIENCE;
     while !wanted.is_empty() {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {wanted:?}");
+        assert!(Instant::now() < deadline, "not within {:?}: {wanted:?}", 2 * PATIENCE);
         wanted.remove(&told(client.delivery()).0);
     }
+}
+
+fn none_dropped(broker: &Broker) {
     let drops = broker.status()["dropped"].clone();
     assert!(drops.as_object().unwrap().values().all(|count| count == 0), "{drops}");
-    client.ping();
 }
 
 /// `$share/g/$SYS/#` works (D68): nothing at the SUBSCRIBE, then each change to one of the members.

@@ -113,7 +113,7 @@ impl World {
             let filters = vec![(Ok(Filter::parse("$share/g/t").expect("a filter")), options)];
             let subscribe = Subscribe { packet_id: PacketId::MIN, subscription_id: None, filters };
             let mut turn = Turn::default();
-            self.broker.subscribe(client, &mut turn, subscribe, now);
+            self.broker.subscribe(client, &mut turn, subscribe, 0, now);
             self.broker.finish(&mut turn);
         }
         self.members[at] = Some(Member { owner, outbox, held: BTreeMap::new() });

@@ -318,7 +318,13 @@ fn a_group_ends_with_its_last_member() {
                     let now = crate::clock::now();
                     let filters = vec![(Ok(filter.clone()), options())];
                     let packet_id = PacketId::MIN;
-                    broker.subscribe(client, &mut turn, Subscribe { packet_id, subscription_id: None, filters }, now);
+                    broker.subscribe(
+                        client,
+                        &mut turn,
+                        Subscribe { packet_id, subscription_id: None, filters },
+                        0,
+                        now,
+                    );
                     let group = broker.groups.by_filter(filter).expect("its group");
                     assert!(group.has_member(client.session.id), "the group that is found is the group that it is in");
                     broker.publish_message(&mut turn, Message::clone(&message(1)), &client.receiver.clone());
@@ -350,7 +356,7 @@ fn a_group_that_fell_behind_reads_its_log() {
         let client = owner.client.as_mut().expect("connected");
         let filters = vec![(Ok(Filter::parse("$share/g/t").expect("a filter")), options())];
         let subscribe = Subscribe { packet_id: PacketId::MIN, subscription_id: None, filters };
-        broker.subscribe(client, &mut turn, subscribe, now);
+        broker.subscribe(client, &mut turn, subscribe, 0, now);
         drop(owner);
         let (limits, extent) = (broker.receiver_limits(), mailbox::Extent::default());
         let publisher = Receiver::new(9, "p".into(), Identity::ANONYMOUS, false, limits, Arc::default(), extent);
@@ -411,7 +417,7 @@ fn a_group_becomes_a_log() {
             let client = owner.client.as_mut().expect("connected");
             let filters = vec![(Ok(Filter::parse("$share/g/t").expect("a filter")), options())];
             let subscribe = Subscribe { packet_id: PacketId::MIN, subscription_id: None, filters };
-            broker.subscribe(client, &mut turn, subscribe, now);
+            broker.subscribe(client, &mut turn, subscribe, 0, now);
             for n in 0..400 {
                 broker.publish_message(&mut turn, Message::clone(&message(n)), &client.receiver.clone());
                 broker.dispatch(client, &mut turn, now);
