@@ -60,6 +60,9 @@ pub struct Sample {
     pub value: u64,
 }
 
+/// How the counters of [`DropReason`] begin.
+pub const DROPPED: &str = "dropped_";
+
 macro_rules! metrics {
     (
         counters { $($(#[doc = $counter_doc:literal])+ $counter:ident,)+ }
@@ -126,6 +129,12 @@ macro_rules! metrics {
                 match self {
                     $(Self::$reason => stringify!($dropped),)+
                 }
+            }
+
+            /// Its name, for example `queue_full`.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                self.counter().trim_start_matches(DROPPED)
             }
         }
 
@@ -332,6 +341,7 @@ mod tests {
             counts.dropped(*reason);
             metrics.add(&mut counts);
             assert_eq!(value(&metrics, reason.counter()), 1);
+            assert_eq!(reason.counter(), format!("dropped_{}", reason.name()));
             assert_eq!(metrics.snapshot().map(|sample| sample.value).sum::<u64>(), 1);
         }
     }

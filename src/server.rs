@@ -24,7 +24,7 @@ use tokio::{
 
 use crate::{
     auth::{Auth, FileError},
-    broker::{Broker, Farewell, Receiver, RecoveryError, Signal},
+    broker::{Broker, Dropped, Farewell, RecoveryError, Signal},
     clock,
     config::{Config, Loaded, NamedFiles},
     control::{Control, Socket},
@@ -340,10 +340,10 @@ fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
 
 /// The sessions that have dropped most.
 fn drops_by_session(broker: &Broker) -> Vec<Value> {
-    let told = |receiver: Arc<Receiver>| {
+    let told = |one: Dropped| {
         let drops: serde_json::Map<String, Value> =
-            receiver.dropped().iter().map(|(reason, count)| (reason.counter().to_owned(), (*count).into())).collect();
-        json!({ "client": &*receiver.client_id, "drops": drops })
+            one.by_reason.iter().map(|(reason, count)| (reason.counter().to_owned(), (*count).into())).collect();
+        json!({ "client": &*one.client_id, "drops": drops })
     };
     broker.most_drops(SESSIONS_TOLD).into_iter().map(told).collect()
 }

@@ -29,7 +29,7 @@ use crate::{
 };
 
 use super::{
-    Broker, Client, Turn,
+    Broker, Client, Turn, is_of_broker,
     publish::{HandOver, Op, log_state},
 };
 pub(super) use choice::hash_of;
@@ -702,7 +702,7 @@ impl Broker {
     /// The connection is going: what nobody took from its mailbox goes back, or is counted.
     pub(super) fn return_mail(&self, client: &Client, turn: &mut Turn, now: Timestamp) {
         for delivery in client.receiver.offline() {
-            if delivery.source == Source::Direct {
+            if delivery.source == Source::Direct && !is_of_broker(&delivery.message.topic) {
                 turn.counts.dropped(DropReason::NotPersistent);
             }
         }

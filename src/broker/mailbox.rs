@@ -23,7 +23,10 @@ use crate::{
     storage::{Batch, Body, EntryHead},
 };
 
-use super::queues::{Drops, Queues, Share};
+use super::{
+    drops::Drops,
+    queues::{Queues, Share},
+};
 
 /// Wakes one connection, and says why.
 #[derive(Debug, Default)]
@@ -212,6 +215,9 @@ impl Receiver {
         inbox.signal = None;
         inbox.mail = VecDeque::new();
         inbox.share.ends(&self.queues);
+        if inbox.drops.is_some() {
+            self.queues.dropping.forget(self.session);
+        }
         inbox.log.tail
     }
 
@@ -602,8 +608,8 @@ impl Inbox {
     }
 
     fn count_drops(&mut self, reason: DropReason, count: u64, receiver: &Receiver) {
-        if count > 0 && self.drops.get_or_insert_default().count(reason, count) {
-            receiver.queues.has_untold(receiver.session);
+        if count > 0 && self.drops.get_or_insert_default().count(reason, count) && !self.ended {
+            receiver.queues.dropping.has_untold(receiver.session);
         }
     }
 

@@ -3,6 +3,7 @@
 //! Knows no socket: a connection is an owner of a session and a signal that wakes it.
 
 pub mod config;
+mod drops;
 mod farewell;
 mod group;
 mod mailbox;
@@ -35,12 +36,14 @@ use parking_lot::RwLock;
 /// Why the log of a session cannot be read.
 pub use crate::storage::Error as LogError;
 pub use config::Config;
+pub use drops::Dropped;
 pub use farewell::Farewell;
 pub use group::Group;
 pub use mailbox::{Receiver, Signal};
 pub use publish::{Route, Turn};
 pub use recovery::RecoveryError;
 pub use registry::{Ended, Owner, Refused, Registry};
+pub use sys::is_of_broker;
 pub use throttle::Throttle;
 
 use crate::{
@@ -293,6 +296,7 @@ impl Broker {
         let id = client.session.id;
         if settled.refused {
             turn.counts.dropped(DropReason::Refused);
+            client.receiver.count_drop(DropReason::Refused);
         }
         if settled.complete {
             match settled.source {

@@ -1,20 +1,10 @@
-//! What all queues share: how many bytes wait in them together, and whose drops are still to be told.
+//! What all queues share: how many bytes wait in them together, and which of them drop messages.
 //!
 //! Must not know what a queue holds.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-
-use crate::{
-    metrics::DropReason,
-    mqtt::{Shown, Timestamp},
-};
-
-use super::{Broker, Receiver};
+use super::{Broker, drops::Dropping};
 
 /// What all queues share.
 #[derive(Debug, Default)]
@@ -23,8 +13,8 @@ pub struct Queues {
     bytes: AtomicU64,
     /// The most of them; 0 is no limit.
     max_bytes: u64,
-    /// Sessions that have dropped something and not said so yet.
-    untold: Mutex<Vec<u64>>,
+    /// Which of them drop messages.
+    pub(super) dropping: Dropping,
 }
 
 impl Queues {
@@ -40,10 +30,6 @@ impl Queues {
     /// Bytes that wait in all queues together.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn has_untold(&self, session: u64) {
-        self.untold.lock().push(session);
     }
 
     /// A queue that is small, or grows and shrinks a little, does not touch what all share.
@@ -79,72 +65,7 @@ impl Share {
     }
 }
 
-/// What one session's queue has dropped, by reason.
-#[derive(Debug, Default)]
-pub(super) struct Drops {
-    by_reason: Vec<(DropReason, u64)>,
-    /// How many were dropped when it was last said, and when that was.
-    told: u64,
-    told_at: Timestamp,
-    is_due: bool,
-}
-
-impl Drops {
-    /// Counts `more`. `true` where that is to be told, and nobody knows yet.
-    pub(super) fn count(&mut self, reason: DropReason, more: u64) -> bool {
-        match self.by_reason.iter_mut().find(|(of, _)| *of == reason) {
-            Some((_, count)) => *count += more,
-            None => self.by_reason.push((reason, more)),
-        }
-        // What a session without a log misses while its client is away is no news.
-        reason != DropReason::NotPersistent && !std::mem::replace(&mut self.is_due, true)
-    }
-
-    pub(super) fn by_reason(&self) -> Vec<(DropReason, u64)> {
-        self.by_reason.clone()
-    }
-
-    /// What is to be said now: how many since the last time. None where that was a short while ago.
-    fn tell(&mut self, now: Timestamp) -> Option<u64> {
-        if now.millis_since(self.told_at) < TOLD_EVERY_MILLIS {
-            return None;
-        }
-        let all: u64 = self.by_reason.iter().map(|(_, count)| count).sum();
-        self.is_due = false;
-        self.told_at = now;
-        Some(all - std::mem::replace(&mut self.told, all))
-    }
-}
-
 impl Broker {
-    /// Says in the log which sessions dropped messages: each at most once a minute.
-    pub(super) fn tell_drops(&self, now: Timestamp) {
-        let sessions = std::mem::take(&mut *self.queues.untold.lock());
-        let mut later = Vec::new();
-        for session in sessions {
-            let Some(receiver) = self.receivers.get(&session).map(|receiver| receiver.clone()) else { continue };
-            let Some(dropped) = receiver.with_drops(|drops| drops.tell(now)) else {
-                later.push(session);
-                continue;
-            };
-            let all: Vec<String> =
-                receiver.dropped().iter().map(|(reason, count)| format!("{} {count}", reason.counter())).collect();
-            tracing::warn!(client = %Shown(&receiver.client_id), dropped, all = all.join(", "), "messages were dropped");
-        }
-        self.queues.untold.lock().extend(later);
-    }
-
-    /// The sessions that have dropped most: see [`Receiver::dropped`].
-    #[must_use]
-    pub fn most_drops(&self, sessions: usize) -> Vec<Arc<Receiver>> {
-        let dropped = |receiver: &Receiver| receiver.dropped().iter().map(|(_, count)| count).sum::<u64>();
-        let mut found: Vec<_> = self.receivers.iter().map(|one| (dropped(&one), one.clone())).collect();
-        found.retain(|(count, _)| *count > 0);
-        found.sort_by_key(|(count, receiver)| (std::cmp::Reverse(*count), receiver.session));
-        found.truncate(sessions);
-        found.into_iter().map(|(_, receiver)| receiver).collect()
-    }
-
     /// Bytes that wait in all queues together: of sessions and shared groups, in memory and stored.
     #[must_use]
     pub fn queued_bytes(&self) -> u64 {
@@ -153,7 +74,6 @@ impl Broker {
 }
 
 const STEP_MAX: u64 = 4096;
-const TOLD_EVERY_MILLIS: u64 = 60_000;
 
 #[cfg(test)]
 mod tests {
@@ -182,19 +102,5 @@ mod tests {
         one.is(1, &exact);
         assert!(exact.are_full(1000) && !exact.are_full(999), "the smaller the limit, the finer the count");
         assert!(!Queues::new(0).are_full(u64::MAX / 2));
-    }
-
-    #[test]
-    fn drops_are_told_once_a_minute_and_none_is_forgotten() {
-        let mut drops = Drops::default();
-        let at = |secs: u64| Timestamp(1_000_000_000).plus_secs(secs);
-        assert!(drops.count(DropReason::QueueFull, 1));
-        assert!(!drops.count(DropReason::Expired, 1), "it is known");
-        assert_eq!(drops.tell(at(0)), Some(2));
-        assert!(drops.count(DropReason::QueueFull, 1));
-        assert_eq!(drops.tell(at(1)), None);
-        assert!(!drops.count(DropReason::QueueFull, 1));
-        assert_eq!(drops.tell(at(60)), Some(2));
-        assert_eq!(drops.by_reason(), [(DropReason::QueueFull, 3), (DropReason::Expired, 1)]);
     }
 }

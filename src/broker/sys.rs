@@ -11,18 +11,19 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 
 use crate::{
     auth::Identity,
     clock,
-    metrics::{Counts, Sample},
-    mqtt::{Message, QoS, Timestamp, TopicFilter, TopicName, TopicTrie},
+    metrics::{Counts, DROPPED, Sample},
+    mqtt::{Message, QoS, Shown, Timestamp, TopicFilter, TopicName, TopicTrie},
     session::limits::QueueFull,
     storage::Health,
 };
 
 use super::{
-    Broker, Receiver, Route, Turn,
+    Broker, Dropped, Receiver, Route, Turn,
     mailbox::{Extent, Limits},
     publish::To,
 };
@@ -52,8 +53,9 @@ struct Due {
     to: Option<HashSet<u64>>,
 }
 
-/// Whether a message to `topic` is from the broker itself: nobody else may publish there.
-pub(super) fn is_of_broker(topic: &TopicName) -> bool {
+/// Whether a message to `topic` is from the broker itself: nobody else may publish there. It may be missed: that is no drop.
+#[must_use]
+pub fn is_of_broker(topic: &TopicName) -> bool {
     topic.as_str().split('/').next() == Some(ROOT)
 }
 
@@ -84,6 +86,7 @@ impl Broker {
         values.process(clock::uptime().as_secs(), memory());
         values.storage(&self.store.health());
         values.metrics(&numbers);
+        values.drops(&self.most_drops(SESSIONS_TOLD));
         let due = {
             let mut view = self.sys.view.lock();
             view.advance_loads(&numbers, now);
@@ -262,6 +265,17 @@ impl Values {
         }
     }
 
+    /// One value for all of them: a client id may hold what no topic may.
+    fn drops(&mut self, most: &[Dropped]) {
+        let told = |one: &Dropped| {
+            let total: u64 = one.by_reason.iter().map(|(_, count)| count).sum();
+            let drops: serde_json::Map<String, Value> =
+                one.by_reason.iter().map(|(reason, count)| (reason.name().to_owned(), (*count).into())).collect();
+            json!({ "client": Shown(&one.client_id).unescaped(), "total": total, "drops": drops })
+        };
+        self.put("drops/sessions", Value::from_iter(most.iter().map(told)));
+    }
+
     fn loads(&mut self, loads: &[Load]) {
         for (load, (name, _)) in loads.iter().zip(LOADS) {
             for (average, minutes) in load.averages.iter().zip(MINUTES) {
@@ -308,10 +322,20 @@ fn memory() -> Option<(u64, u64)> {
 const ROOT: &str = "$SYS";
 /// 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-const DROPPED: &str = "dropped_";
 const MINUTES: [u32; 3] = [1, 5, 15];
+/// How many of the sessions that drop most are told of.
+const SESSIONS_TOLD: usize = 10;
 
-/// The names that mosquitto 2.x has, and the number that means the same here.
+/// The names that mosquitto 2.x has (`connections/socket/count` since 2.1), and the number that means the same here.
+///
+/// Left out are those for which there is none:
+/// - `messages/stored`, `store/messages/count` and `store/messages/bytes` count each message once, however many sessions it waits for, with
+///   all that is retained, `$SYS` included. Here each session has a log of its own, and only large bodies are shared between logs: how many
+///   different messages they hold is not known without reading them all. Next to it come `metrics/queued_bytes`,
+///   `metrics/retained_messages` and `metrics/retained_bytes`.
+/// - `packet/out/count` and `packet/out/bytes` (2.1) are packets that wait for the sockets of all clients: here those stand encoded in
+///   buffers that nobody but their connections looks at.
+/// - `connection/#` are bridges, `log/#` is the log: here neither is a topic.
 const MOSQUITTO: &[(&str, &str)] = &[
     ("bytes/received", "bytes_received"),
     ("bytes/sent", "bytes_sent"),
@@ -322,6 +346,7 @@ const MOSQUITTO: &[(&str, &str)] = &[
     ("clients/inactive", "sessions_offline"),
     ("clients/maximum", "clients_connected_maximum"),
     ("clients/total", "sessions"),
+    ("connections/socket/count", "connections_accepted"),
     ("messages/received", "packets_received"),
     ("messages/sent", "packets_sent"),
     ("publish/bytes/received", "payload_bytes_received"),
@@ -416,6 +441,26 @@ mod tests {
         assert!(renewed(&mut view, &metrics, 2_000).contains(&"clients/disconnected".into()));
         assert_eq!(of(&view, "clients/disconnected"), "7");
         assert_eq!(of(&view, "clients/total"), "10");
+    }
+
+    /// Client ids may hold anything, and be long; what is told stays JSON of a bounded size.
+    #[test]
+    fn who_drops_is_told_as_json() {
+        let mut values = Values::default();
+        let dropped =
+            |client_id: &str, by_reason: &[_]| Dropped { client_id: client_id.into(), by_reason: by_reason.to_vec() };
+        values.drops(&[]);
+        values.drops(&[
+            dropped("a/+/#\"\\é", &[(DropReason::QueueFull, 3), (DropReason::Expired, 2)]),
+            dropped(&"\u{1}".repeat(65_535), &[(DropReason::TooLarge, 1)]),
+        ]);
+        let told: Vec<_> = values.0.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(told[0], ("drops/sessions", "[]"));
+        let all: Value = serde_json::from_str(told[1].1).unwrap();
+        let expected = json!({ "client": "a/+/#\"\\é", "total": 5, "drops": { "queue_full": 3, "expired": 2 } });
+        assert_eq!(all[0], expected);
+        assert_eq!(all[1]["client"].as_str().map(|id| id.ends_with("... (65535 bytes)")), Some(true));
+        assert!(told[1].1.len() < 2_000, "{}", told[1].1.len());
     }
 
     /// Who is there gets what changed; the view stays whole (D138).

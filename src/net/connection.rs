@@ -25,7 +25,7 @@ use super::{
     transport::Transport,
 };
 use crate::{
-    broker::{self, Broker, Owner, Signal, Turn},
+    broker::{self, Broker, Owner, Signal, Turn, is_of_broker},
     clock,
     metrics::{Counts, Limit, Metrics},
     mqtt::{
@@ -220,8 +220,8 @@ impl Connection {
     /// What the session's log or a group holds comes again; the rest is lost with the connection.
     fn count_unsent(&mut self) {
         let replay = self.replay.iter().map(|(_, delivery)| delivery);
-        let lost =
-            self.mail.iter().skip(self.sent).chain(replay).filter(|delivery| delivery.source == Source::Direct).count();
+        let is_lost = |one: &&Delivery| one.source == Source::Direct && !is_of_broker(&one.message.topic);
+        let lost = self.mail.iter().skip(self.sent).chain(replay).filter(is_lost).count();
         self.turn.counts.dropped_not_persistent += lost as u64;
         count_sent(&mut self.outbox, &mut self.turn.counts);
         self.broker.finish(&mut self.turn);

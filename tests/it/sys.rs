@@ -5,12 +5,14 @@ use std::{
     time::Instant,
 };
 
+use serde_json::json;
+
 use crate::support::{
     Broker, Client, Connect, PATIENCE, Setup, Value,
     broker::DURABILITY,
     client::publish_of,
     tools::MosquittoSub,
-    wire::{Publish, property},
+    wire::{self, Publish, property},
 };
 
 const EVERY_SECOND: &str = "[broker]\nsys_interval_secs = 1\n";
@@ -316,6 +318,82 @@ fn none_dropped(broker: &Broker) {
     assert!(drops.as_object().unwrap().values().all(|count| count == 0), "{drops}");
 }
 
+/// What is too large for a client, or not sent when its connection ends or the rules change, is no drop.
+#[test]
+fn what_is_not_sent_is_no_drop() {
+    let setup = Setup::new();
+    setup.file("acl", "topic read $SYS/#\n");
+    let broker = setup.config(&format!("{EVERY_SECOND}[auth]\nacl_file = \"acl\"\n")).start();
+    let mut small = broker.connect(&Connect::v5("small").property(property::MAXIMUM_PACKET_SIZE, Value::Four(40)));
+    small.subscribe("$SYS/#", 0);
+    let mut uptimes = 0;
+    while uptimes < 3 {
+        uptimes += u32::from(small.delivery().topic == "$SYS/broker/uptime");
+    }
+    // More than the sockets hold: what was asked for again and again waits in the broker.
+    let mut never = broker.v5("never");
+    let mut cut = broker.v5("cut");
+    for client in [&mut never, &mut cut] {
+        let subscribe = wire::subscribe(true, 1, &[], &[("$SYS/#", 0)]);
+        client.send(&subscribe.repeat(2000));
+    }
+    broker.until_status("packets_received", |count| count > 1000);
+    cut.cut();
+    broker.file("acl", "topic read $SYS/broker/uptime\n");
+    broker.reload();
+    never.cut();
+    broker.until_status("clients_connected", |count| count == 1);
+    none_dropped(&broker);
+}
+
+/// Which sessions drop messages, and why, is told in one value; who only misses what is not kept for it is not among them, and who ends
+/// leaves.
+#[test]
+fn drops_are_told_by_session() {
+    let broker = Setup::new().config(&format!("{EVERY_SECOND}[session]\nmax_queued_messages = 5\n")).start();
+    let mut watcher = broker.v5("watcher");
+    watcher.subscribe("$SYS/broker/drops/sessions", 0);
+    let mut until = |expected: serde_json::Value| {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let value: serde_json::Value = serde_json::from_str(&told(watcher.delivery()).1).expect("JSON");
+            if value == expected {
+                return;
+            }
+            assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {expected}, but {value}");
+        }
+    };
+    until(json!([]));
+    let odd = Connect::v5("a/+/#\"").persistent();
+    for (connect, filter) in
+        [(&odd, "both/#"), (&Connect::v5("b").persistent(), "both/b"), (&Connect::v5("none").persistent(), "qos0")]
+    {
+        let mut client = broker.connect(connect);
+        client.subscribe(filter, 2);
+        client.disconnect();
+    }
+    let mut publisher = broker.v5("publisher");
+    let publish = |publisher: &mut Client, topic: &str, count: u32, qos: u8| {
+        for n in 0..count {
+            publisher.publish_code(&publish_of(topic, n.to_string(), qos));
+        }
+    };
+    publish(&mut publisher, "both/b", 8, 1);
+    publish(&mut publisher, "both/x", 2, 2);
+    publisher.publish("both/x", "x", 0);
+    publisher.publish("qos0", "x", 0);
+    publisher.ping();
+    let a = json!({ "client": "a/+/#\"", "total": 6, "drops": { "queue_full": 5, "not_persistent": 1 } });
+    let b = json!({ "client": "b", "total": 3, "drops": { "queue_full": 3 } });
+    until(json!([a, b]));
+    publish(&mut publisher, "both/b", 1, 1);
+    let a = json!({ "client": "a/+/#\"", "total": 7, "drops": { "queue_full": 6, "not_persistent": 1 } });
+    let b = json!({ "client": "b", "total": 4, "drops": { "queue_full": 4 } });
+    until(json!([a, b]));
+    broker.v5("a/+/#\"").disconnect();
+    until(json!([b]));
+}
+
 /// `$share/g/$SYS/#` works (D68): nothing at the SUBSCRIBE, then each change to one of the members.
 #[test]
 fn shared_subscriptions_reach_it() {
@@ -395,6 +473,7 @@ const MOSQUITTO: &[&str] = &[
     "clients/inactive",
     "clients/maximum",
     "clients/total",
+    "connections/socket/count",
     "heap/current",
     "heap/maximum",
     "messages/received",

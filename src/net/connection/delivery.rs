@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::{Connection, Ended, OUTBOX_MAX};
 use crate::{
-    broker::{Broker, Client, LogError, Turn},
+    broker::{Broker, Client, LogError, Turn, is_of_broker},
     clock,
     metrics::DropReason,
     mqtt::Timestamp,
@@ -95,6 +95,7 @@ impl Connection {
             Delivered::Sent => self.broker.sent(client, turn, delivery),
             Delivered::Known => {}
             Delivered::Full => return false,
+            Delivered::Lost | Delivered::TooLarge if is_of_broker(&delivery.message.topic) => {}
             Delivered::Lost => self.broker.give_up(client, turn, delivery.source, DropReason::NotPersistent, now),
             Delivered::Expired => self.broker.give_up(client, turn, delivery.source, DropReason::Expired, now),
             Delivered::TooLarge => self.broker.give_up(client, turn, delivery.source, DropReason::TooLarge, now),
@@ -175,8 +176,9 @@ impl Connection {
         for (gate, delivery) in std::mem::take(&mut self.replay) {
             if self.broker.may_receive(client, &delivery.message.topic) {
                 self.replay.push_back((gate, delivery));
-            } else {
+            } else if !is_of_broker(&delivery.message.topic) {
                 self.turn.counts.dropped(DropReason::AclDenied);
+                client.receiver.count_drop(DropReason::AclDenied);
             }
         }
     }
@@ -258,7 +260,7 @@ fn keep_if_allowed(
     };
     if released || broker.may_receive(client, &delivery.message.topic) {
         mail.push_back(delivery);
-    } else {
+    } else if !is_of_broker(&delivery.message.topic) {
         broker.withdraw(client, turn, delivery.source, clock::now());
     }
 }
