@@ -81,8 +81,13 @@ macro_rules! metrics {
         impl Counts {
             /// Counts one message that was not delivered, by its reason.
             pub fn dropped(&mut self, reason: DropReason) {
+                self.drop_all(reason, 1);
+            }
+
+            /// Counts `count` of them.
+            pub fn drop_all(&mut self, reason: DropReason, count: u64) {
                 match reason {
-                    $(DropReason::$reason => self.$dropped += 1,)+
+                    $(DropReason::$reason => self.$dropped += count,)+
                 }
             }
 

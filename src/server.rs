@@ -301,6 +301,7 @@ fn reload(broker: &Broker, listeners: &[Arc<Shared>], files: &NamedFiles) -> Res
 
 fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
     let health = broker.store.health();
+    let most_drops = broker.most_drops(DROPPERS_TOLD);
     let mut metrics = serde_json::Map::new();
     let mut dropped = serde_json::Map::new();
     let mut limited = serde_json::Map::new();
@@ -324,7 +325,8 @@ fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
         "metrics": metrics,
         "dropped": dropped,
         "limited": limited,
-        "drops_by_session": drops_by_session(broker),
+        "drops_by_session": drops_of("client", most_drops.sessions),
+        "drops_by_group": drops_of("group", most_drops.groups),
         "storage": {
             "engine": health.engine,
             "durability": health.durability.name(),
@@ -338,14 +340,14 @@ fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
     })
 }
 
-/// The sessions that have dropped most.
-fn drops_by_session(broker: &Broker) -> Vec<Value> {
+/// Those that have dropped most, each under `key`.
+fn drops_of(key: &str, most: Vec<Dropped>) -> Vec<Value> {
     let told = |one: Dropped| {
         let drops: serde_json::Map<String, Value> =
             one.by_reason.iter().map(|(reason, count)| (reason.counter().to_owned(), (*count).into())).collect();
-        json!({ "client": &*one.client_id, "drops": drops })
+        json!({ key: one.name, "drops": drops })
     };
-    broker.most_drops(SESSIONS_TOLD).into_iter().map(told).collect()
+    most.into_iter().map(told).collect()
 }
 
 /// One slow clock for all that expires.
@@ -450,8 +452,8 @@ fn say_what_is_allowed(config: &Config) {
 
 /// Descriptors for the store, listeners and the rest.
 const DESCRIPTORS_KEPT: u64 = 512;
-/// How many sessions that drop messages `pinnace status` names.
-const SESSIONS_TOLD: usize = 10;
+/// How many of the sessions, and of the shared groups, that drop messages `pinnace status` names.
+const DROPPERS_TOLD: usize = 10;
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
 const SWEEP_AT_ONCE: usize = 256;
 const POLL: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! What queues drop: counted by session and reason, said in the log, and told of the sessions that drop most.
+//! What queues drop: counted by session, or shared group, and by reason, said in the log, and told of those that drop most.
 //!
 //! Must not know why a message is dropped, nor who reads of it.
 
@@ -11,9 +11,9 @@ use crate::{
     mqtt::{Shown, Timestamp},
 };
 
-use super::Broker;
+use super::{Broker, Group, Receiver};
 
-/// What one session's queue has dropped, by reason.
+/// What one queue has dropped, by reason.
 #[derive(Debug, Default)]
 pub(super) struct Drops {
     by_reason: Vec<(DropReason, u64)>,
@@ -23,7 +23,7 @@ pub(super) struct Drops {
     is_due: bool,
 }
 
-/// The sessions whose queues drop messages: nobody looks at all others to find them.
+/// The sessions and groups whose queues drop messages: nobody looks at all others to find them.
 #[derive(Debug, Default)]
 pub(super) struct Dropping(Mutex<Known>);
 
@@ -34,13 +34,44 @@ struct Known {
     untold: Vec<u64>,
 }
 
-/// What a session has dropped.
+/// What a session or a shared group has dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dropped {
-    /// Its Client Identifier.
-    pub client_id: Arc<str>,
+    /// Its Client Identifier, or `$share/{name}/{filter}`.
+    pub name: String,
     /// How many messages, for each reason that there was.
     pub by_reason: Vec<(DropReason, u64)>,
+}
+
+/// Those that have dropped most, most first.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MostDrops {
+    /// Sessions.
+    pub sessions: Vec<Dropped>,
+    /// Shared groups.
+    pub groups: Vec<Dropped>,
+}
+
+enum Dropper {
+    Session(Arc<Receiver>),
+    Group(Arc<Group>),
+}
+
+impl Dropper {
+    fn with_drops<R>(&self, look: impl FnOnce(&mut Drops) -> R) -> R {
+        match self {
+            Self::Session(receiver) => receiver.with_drops(look),
+            Self::Group(group) => group.with_drops(look),
+        }
+    }
+
+    fn dropped(&self) -> Dropped {
+        let name = match self {
+            Self::Session(receiver) => receiver.client_id.to_string(),
+            Self::Group(group) => group.name(),
+        };
+        Dropped { name, by_reason: self.with_drops(|drops| drops.by_reason.clone()) }
+    }
 }
 
 impl Drops {
@@ -51,10 +82,6 @@ impl Drops {
             None => self.by_reason.push((reason, more)),
         }
         is_news(reason) && !std::mem::replace(&mut self.is_due, true)
-    }
-
-    pub(super) fn by_reason(&self) -> Vec<(DropReason, u64)> {
-        self.by_reason.clone()
     }
 
     /// How many are news.
@@ -74,22 +101,22 @@ impl Drops {
     }
 }
 
-/// What a session misses while its client is away, since it is not kept, is none.
+/// What is missed since nobody was there for it, and it is not kept, is none.
 fn is_news(reason: DropReason) -> bool {
     reason != DropReason::NotPersistent
 }
 
 impl Dropping {
-    /// `session` has dropped something that is to be told.
-    pub(super) fn has_untold(&self, session: u64) {
+    /// A session or group has dropped something that is to be told.
+    pub(super) fn has_untold(&self, id: u64) {
         let mut known = self.0.lock();
-        known.all.insert(session);
-        known.untold.push(session);
+        known.all.insert(id);
+        known.untold.push(id);
     }
 
-    /// The session is no more.
-    pub(super) fn forget(&self, session: u64) {
-        self.0.lock().all.remove(&session);
+    /// It is no more.
+    pub(super) fn forget(&self, id: u64) {
+        self.0.lock().all.remove(&id);
     }
 
     fn all(&self) -> Vec<u64> {
@@ -98,35 +125,50 @@ impl Dropping {
 }
 
 impl Broker {
-    /// Says in the log which sessions dropped messages: each at most once a minute.
+    /// Says in the log which sessions and groups dropped messages: each at most once a minute.
     pub(super) fn tell_drops(&self, now: Timestamp) {
-        let sessions = std::mem::take(&mut self.queues.dropping.0.lock().untold);
+        let untold = std::mem::take(&mut self.queues.dropping.0.lock().untold);
         let mut later = Vec::new();
-        for session in sessions {
-            let Some(receiver) = self.receivers.get(&session).map(|receiver| receiver.clone()) else { continue };
-            let Some(dropped) = receiver.with_drops(|drops| drops.tell(now)) else {
-                later.push(session);
+        for id in untold {
+            let Some(dropper) = self.dropper(id) else { continue };
+            let Some(count) = dropper.with_drops(|drops| drops.tell(now)) else {
+                later.push(id);
                 continue;
             };
-            let all: Vec<String> =
-                receiver.dropped().iter().map(|(reason, count)| format!("{} {count}", reason.counter())).collect();
-            tracing::warn!(client = %Shown(&receiver.client_id), dropped, all = all.join(", "), "messages were dropped");
+            let Dropped { name, by_reason } = dropper.dropped();
+            let all: Vec<_> = by_reason.iter().map(|(reason, count)| format!("{} {count}", reason.counter())).collect();
+            let (name, all) = (Shown(&name), all.join(", "));
+            match dropper {
+                Dropper::Session(_) => tracing::warn!(client = %name, dropped = count, all, "messages were dropped"),
+                Dropper::Group(_) => tracing::warn!(group = %name, dropped = count, all, "messages were dropped"),
+            }
         }
         self.queues.dropping.0.lock().untold.extend(later);
     }
 
-    /// The sessions that have dropped most, at most `count`; those that have only missed what is not kept while their clients were away
-    /// are left out. Costs nothing for sessions that drop nothing.
+    /// The sessions and the groups that have dropped most, at most `count` of each; those that have only missed what is not kept while
+    /// nobody was there for it are left out. Costs nothing for those that drop nothing.
     #[must_use]
-    pub fn most_drops(&self, count: usize) -> Vec<Dropped> {
-        let receiver = |session| self.receivers.get(&session).map(|receiver| receiver.clone());
-        let news = |session| Some((Reverse(receiver(session)?.with_drops(|drops| drops.news())), session));
-        let most = least(self.queues.dropping.all().into_iter().filter_map(news).collect(), count);
-        let dropped = |(_, session)| {
-            let receiver = receiver(session)?;
-            Some(Dropped { client_id: receiver.client_id.clone(), by_reason: receiver.dropped() })
-        };
-        most.into_iter().filter_map(dropped).collect()
+    pub fn most_drops(&self, count: usize) -> MostDrops {
+        let (mut sessions, mut groups) = (Vec::new(), Vec::new());
+        for id in self.queues.dropping.all() {
+            let Some(dropper) = self.dropper(id) else { continue };
+            let news = dropper.with_drops(|drops| drops.news());
+            match dropper {
+                // It was read from the store anew.
+                _ if news == 0 => {}
+                Dropper::Session(_) => sessions.push((Reverse(news), id)),
+                Dropper::Group(_) => groups.push((Reverse(news), id)),
+            }
+        }
+        let dropped = |(_, id)| Some(self.dropper(id)?.dropped());
+        let most = |all| least(all, count).into_iter().filter_map(dropped).collect();
+        MostDrops { sessions: most(sessions), groups: most(groups) }
+    }
+
+    fn dropper(&self, id: u64) -> Option<Dropper> {
+        let session = self.receivers.get(&id).map(|receiver| Dropper::Session(receiver.clone()));
+        session.or_else(|| self.groups.by_id(id).map(Dropper::Group))
     }
 }
 
@@ -160,7 +202,7 @@ mod tests {
         assert!(!drops.count(DropReason::QueueFull, 3));
         assert_eq!(drops.tell(at(60)), Some(4));
         let all = [(DropReason::NotPersistent, 5), (DropReason::QueueFull, 5), (DropReason::Expired, 1)];
-        assert_eq!((drops.by_reason(), drops.news()), (all.to_vec(), 6));
+        assert_eq!((drops.by_reason.as_slice(), drops.news()), (&all[..], 6));
     }
 
     #[test]

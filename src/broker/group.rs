@@ -22,14 +22,16 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     metrics::DropReason,
-    mqtt::{Filter, Message, PacketId, QoS, Shown, Timestamp, packet::SubscriptionOptions},
+    mqtt::{Filter, Message, PacketId, QoS, Timestamp, packet::SubscriptionOptions},
     router::{Subscription, Target},
     session::{Delivery, Hold, LogView, Source, limits::QueueFull},
     storage::{Batch, Body, EntryHead, Error, LogEntry, Lsn, OpenEntry, Outcome, Step, StoredGroup},
 };
 
 use super::{
-    Broker, Client, Turn, is_of_broker,
+    Broker, Client, Turn,
+    drops::Drops,
+    is_of_broker,
     publish::{HandOver, Op, log_state},
 };
 pub(super) use choice::hash_of;
@@ -131,12 +133,12 @@ impl Group {
             Entry { seq, message: message_of, publisher, retain, body: 0, again: false, commit: 0, log_bytes };
         // Members that take QoS 0 alone are not kept anything for.
         if message.qos == QoS::AtMostOnce || !state.members.iter().any(Member::takes_more_than_once) {
-            return Given::from(state.give_at_most_once(broker, &entry, turn, later));
+            return Given::from(state.give_at_most_once(self, broker, &entry, turn, later));
         }
         if log.is_none() && self.is_logged() {
             return Given::NeedsLog;
         }
-        if let Some(reason) = self.make_room(broker, &mut state, message.size() as u64, turn, now) {
+        if let Some(reason) = self.make_room(broker, &mut state, message.size() as u64, turn) {
             return Given::Dropped(reason);
         }
         let mut batch = None;
@@ -177,7 +179,6 @@ impl Group {
         state: &mut State,
         size: u64,
         turn: &mut Turn,
-        now: Timestamp,
     ) -> Option<DropReason> {
         let mut in_vain = None;
         while let Some(reason) = state.full(broker, size) {
@@ -188,24 +189,13 @@ impl Group {
                 self.load_if_behind(broker, state, turn);
                 return None;
             }
-            turn.counts.dropped(reason);
-            self.dropped(state, 1, now);
+            state.count_drops(self, broker, turn, reason, 1);
             let Some(oldest) = (drops_oldest && !in_vain).then(|| state.take_oldest()).flatten() else {
                 return Some(reason);
             };
             state.settle(self, oldest);
         }
         None
-    }
-
-    /// The queue was full, and so many messages were dropped.
-    fn dropped(&self, state: &mut State, count: u64, now: Timestamp) {
-        state.dropped += count;
-        if now.millis_since(state.told_at) >= TOLD_EVERY_MILLIS {
-            state.told_at = now;
-            let group = self.filter.to_string();
-            tracing::warn!(group = %Shown(&group), dropped = state.dropped, "messages were dropped: the queue is full");
-        }
     }
 
     /// `session` has settled entry `seq`.
@@ -273,6 +263,15 @@ impl Group {
     /// Whether `session` still holds the lease of `seq`.
     pub fn is_leased_to(&self, seq: u64, session: u64) -> bool {
         self.state.lock().leased.get(&seq).is_some_and(|(holder, _)| *holder == session)
+    }
+
+    /// `$share/{name}/{filter}`.
+    pub(super) fn name(&self) -> String {
+        self.filter.to_string()
+    }
+
+    pub(super) fn with_drops<R>(&self, look: impl FnOnce(&mut Drops) -> R) -> R {
+        look(&mut self.state.lock().drops)
     }
 
     /// How many subscriptions it is made of.
@@ -376,7 +375,7 @@ impl Group {
                 }
             };
             // The group goes on behind an entry that cannot be read.
-            turn.counts.dropped_storage_failed += u64::from(damaged.is_some());
+            state.count_drops(self, broker, &mut turn, DropReason::StorageFailed, u64::from(damaged.is_some()));
             // Only an empty page says that nothing is left.
             let end = damaged.or_else(|| page.last().map(|entry| entry.seq)).unwrap_or(to);
             let mut next = from;
@@ -389,15 +388,11 @@ impl Group {
             state.view.settle_up_to(next, end + 1);
             state.read_to = end;
             state.behind = end < state.tail;
-            let now = crate::clock::now();
             if broker.limits.queue_full == QueueFull::DropOldest {
                 let excess = state.drop_excess(self, broker);
-                turn.counts.dropped_queue_full += excess;
-                if excess > 0 {
-                    self.dropped(&mut state, excess, now);
-                }
+                state.count_drops(self, broker, &mut turn, DropReason::QueueFull, excess);
             }
-            self.pump(broker, &mut state, &mut turn, now);
+            self.pump(broker, &mut state, &mut turn, crate::clock::now());
         }
         self.flush(broker);
         broker.finish(&mut turn);
@@ -548,7 +543,7 @@ impl Broker {
             client.session.restore_lease(source, packet_id, delivery);
             state.leased_to(self, client.session.id, entry);
         } else if !state.leased.contains_key(&seq) {
-            turn.counts.dropped(DropReason::SessionEnded);
+            state.count_drops(group, self, turn, DropReason::SessionEnded, 1);
             state.settle(group, entry);
             drop(state);
             group.flush(self);
@@ -612,6 +607,7 @@ impl Broker {
         turn.counts.dropped_session_ended += state.undelivered();
         state.waiting.clear();
         state.share.ends(&self.queues);
+        self.queues.dropping.forget(group.id);
         drop(state);
         self.router.write().unsubscribe(&group.filter.filter, Target::Group(group.id));
         self.groups.by_id.remove(&group.id);
@@ -656,7 +652,7 @@ impl Broker {
         held.sort_unstable();
         for (group, seq, _) in held {
             let Some(group) = self.groups.by_id(group) else { continue };
-            turn.counts.dropped(DropReason::SessionEnded);
+            group.state.lock().count_drops(&group, self, turn, DropReason::SessionEnded, 1);
             group.settle(self, client.session.id, seq, None, turn, now);
             group.flush(self);
         }
@@ -762,5 +758,3 @@ const PAGE_BYTES: usize = 1 << 20;
 /// How many leases a member may have at once.
 const LEASES_MAX: usize = 256;
 const TRIM_AT: u64 = 256;
-/// How often the log says that a group drops messages.
-const TOLD_EVERY_MILLIS: u64 = 60_000;

@@ -448,12 +448,7 @@ impl Receiver {
         self.inbox.lock().count_drops(reason, count, self);
     }
 
-    /// What this session's queue has dropped, by reason.
-    #[must_use]
-    pub fn dropped(&self) -> Vec<(DropReason, u64)> {
-        self.inbox.lock().drops.as_ref().map(|drops| drops.by_reason()).unwrap_or_default()
-    }
-
+    /// What this session's queue has dropped.
     pub(super) fn with_drops<R>(&self, look: impl FnOnce(&mut Drops) -> R) -> R {
         look(self.inbox.lock().drops.get_or_insert_default())
     }

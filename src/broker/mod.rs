@@ -36,7 +36,7 @@ use parking_lot::RwLock;
 /// Why the log of a session cannot be read.
 pub use crate::storage::Error as LogError;
 pub use config::Config;
-pub use drops::Dropped;
+pub use drops::{Dropped, MostDrops};
 pub use farewell::Farewell;
 pub use group::Group;
 pub use mailbox::{Receiver, Signal};

@@ -23,7 +23,7 @@ use crate::{
 };
 
 use super::{
-    Broker, Dropped, Receiver, Route, Turn,
+    Broker, Dropped, MostDrops, Receiver, Route, Turn,
     mailbox::{Extent, Limits},
     publish::To,
 };
@@ -86,7 +86,7 @@ impl Broker {
         values.process(clock::uptime().as_secs(), memory());
         values.storage(&self.store.health());
         values.metrics(&numbers);
-        values.drops(&self.most_drops(SESSIONS_TOLD));
+        values.drops(&self.most_drops(DROPPERS_TOLD));
         let due = {
             let mut view = self.sys.view.lock();
             view.advance_loads(&numbers, now);
@@ -265,15 +265,18 @@ impl Values {
         }
     }
 
-    /// One value for all of them: a client id may hold what no topic may.
-    fn drops(&mut self, most: &[Dropped]) {
-        let told = |one: &Dropped| {
-            let total: u64 = one.by_reason.iter().map(|(_, count)| count).sum();
-            let drops: serde_json::Map<String, Value> =
-                one.by_reason.iter().map(|(reason, count)| (reason.name().to_owned(), (*count).into())).collect();
-            json!({ "client": Shown(&one.client_id).unescaped(), "total": total, "drops": drops })
-        };
-        self.put("drops/sessions", Value::from_iter(most.iter().map(told)));
+    /// One value for all sessions, and one for all groups: their names may hold what no topic may.
+    fn drops(&mut self, most: &MostDrops) {
+        for (name, key, all) in [("drops/sessions", "client", &most.sessions), ("drops/groups", "group", &most.groups)]
+        {
+            let told = |one: &Dropped| {
+                let total: u64 = one.by_reason.iter().map(|(_, count)| count).sum();
+                let drops: serde_json::Map<String, Value> =
+                    one.by_reason.iter().map(|(reason, count)| (reason.name().to_owned(), (*count).into())).collect();
+                json!({ key: Shown(&one.name).unescaped(), "total": total, "drops": drops })
+            };
+            self.put(name, Value::from_iter(all.iter().map(told)));
+        }
     }
 
     fn loads(&mut self, loads: &[Load]) {
@@ -323,8 +326,8 @@ const ROOT: &str = "$SYS";
 /// 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 const MINUTES: [u32; 3] = [1, 5, 15];
-/// How many of the sessions that drop most are told of.
-const SESSIONS_TOLD: usize = 10;
+/// How many of the sessions, and of the shared groups, that drop most are told of.
+const DROPPERS_TOLD: usize = 10;
 
 /// The names that mosquitto 2.x has (`connections/socket/count` since 2.1), and the number that means the same here.
 ///
@@ -446,21 +449,26 @@ mod tests {
     /// Client ids may hold anything, and be long; what is told stays JSON of a bounded size.
     #[test]
     fn who_drops_is_told_as_json() {
-        let mut values = Values::default();
-        let dropped =
-            |client_id: &str, by_reason: &[_]| Dropped { client_id: client_id.into(), by_reason: by_reason.to_vec() };
-        values.drops(&[]);
-        values.drops(&[
-            dropped("a/+/#\"\\é", &[(DropReason::QueueFull, 3), (DropReason::Expired, 2)]),
-            dropped(&"\u{1}".repeat(65_535), &[(DropReason::TooLarge, 1)]),
-        ]);
-        let told: Vec<_> = values.0.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        assert_eq!(told[0], ("drops/sessions", "[]"));
-        let all: Value = serde_json::from_str(told[1].1).unwrap();
+        let told = |most: &MostDrops| {
+            let mut values = Values::default();
+            values.drops(most);
+            let names: Vec<_> = values.0.iter().map(|(name, _)| name.as_str()).collect();
+            assert_eq!(names, ["drops/sessions", "drops/groups"]);
+            values.0.into_iter().map(|(_, value)| value).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&MostDrops::default()), ["[]", "[]"]);
+        let dropped = |name: &str, by_reason: &[_]| Dropped { name: name.into(), by_reason: by_reason.to_vec() };
+        let long = dropped(&"\u{1}".repeat(65_535), &[(DropReason::TooLarge, 1)]);
+        let most = told(&MostDrops {
+            sessions: vec![dropped("a/+/#\"\\é", &[(DropReason::QueueFull, 3), (DropReason::Expired, 2)]), long],
+            groups: vec![dropped("$share/g/a", &[(DropReason::AllQueuesFull, 1)])],
+        });
+        let [sessions, groups] = [0, 1].map(|n| serde_json::from_str::<Value>(&most[n]).unwrap());
         let expected = json!({ "client": "a/+/#\"\\é", "total": 5, "drops": { "queue_full": 3, "expired": 2 } });
-        assert_eq!(all[0], expected);
-        assert_eq!(all[1]["client"].as_str().map(|id| id.ends_with("... (65535 bytes)")), Some(true));
-        assert!(told[1].1.len() < 2_000, "{}", told[1].1.len());
+        assert_eq!(sessions[0], expected);
+        assert_eq!(sessions[1]["client"].as_str().map(|id| id.ends_with("... (65535 bytes)")), Some(true));
+        assert!(most[0].len() < 2_000, "{}", most[0].len());
+        assert_eq!(groups, json!([{ "group": "$share/g/a", "total": 1, "drops": { "all_queues_full": 1 } }]));
     }
 
     /// Who is there gets what changed; the view stays whole (D138).

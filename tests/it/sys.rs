@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use crate::support::{
     Broker, Client, Connect, PATIENCE, Setup, Value,
@@ -346,52 +346,77 @@ fn what_is_not_sent_is_no_drop() {
     none_dropped(&broker);
 }
 
+/// Reads on until it is told `expected`, as JSON.
+fn until_json(watcher: &mut Client, expected: &Json) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let value: Json = serde_json::from_str(&told(watcher.delivery()).1).expect("JSON");
+        if value == *expected {
+            return;
+        }
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {expected}, but {value}");
+    }
+}
+
+/// A session that is kept, with a subscription, whose client is away.
+fn keep(broker: &Broker, client_id: &str, filter: &str) {
+    let mut client = broker.connect(&Connect::v5(client_id).persistent());
+    client.subscribe(filter, 2);
+    client.disconnect();
+}
+
 /// Which sessions drop messages, and why, is told in one value; who only misses what is not kept for it is not among them, and who ends
 /// leaves.
 #[test]
 fn drops_are_told_by_session() {
-    let broker = Setup::new().config(&format!("{EVERY_SECOND}[session]\nmax_queued_messages = 5\n")).start();
+    let broker = Setup::new().config(&short(5)).start();
     let mut watcher = broker.v5("watcher");
     watcher.subscribe("$SYS/broker/drops/sessions", 0);
-    let mut until = |expected: serde_json::Value| {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let value: serde_json::Value = serde_json::from_str(&told(watcher.delivery()).1).expect("JSON");
-            if value == expected {
-                return;
-            }
-            assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {expected}, but {value}");
-        }
-    };
-    until(json!([]));
-    let odd = Connect::v5("a/+/#\"").persistent();
-    for (connect, filter) in
-        [(&odd, "both/#"), (&Connect::v5("b").persistent(), "both/b"), (&Connect::v5("none").persistent(), "qos0")]
-    {
-        let mut client = broker.connect(connect);
-        client.subscribe(filter, 2);
-        client.disconnect();
-    }
+    until_json(&mut watcher, &json!([]));
+    keep(&broker, "a/+/#\"", "both/#");
+    keep(&broker, "b", "both/b");
+    keep(&broker, "none", "qos0");
     let mut publisher = broker.v5("publisher");
-    let publish = |publisher: &mut Client, topic: &str, count: u32, qos: u8| {
-        for n in 0..count {
-            publisher.publish_code(&publish_of(topic, n.to_string(), qos));
-        }
-    };
-    publish(&mut publisher, "both/b", 8, 1);
-    publish(&mut publisher, "both/x", 2, 2);
+    for (topic, qos) in [("both/b", 1); 8].into_iter().chain([("both/x", 2); 2]) {
+        publisher.publish_code(&publish_of(topic, "x", qos));
+    }
     publisher.publish("both/x", "x", 0);
     publisher.publish("qos0", "x", 0);
     publisher.ping();
     let a = json!({ "client": "a/+/#\"", "total": 6, "drops": { "queue_full": 5, "not_persistent": 1 } });
     let b = json!({ "client": "b", "total": 3, "drops": { "queue_full": 3 } });
-    until(json!([a, b]));
-    publish(&mut publisher, "both/b", 1, 1);
+    until_json(&mut watcher, &json!([a, b]));
+    publisher.publish_code(&publish_of("both/b", "x", 1));
     let a = json!({ "client": "a/+/#\"", "total": 7, "drops": { "queue_full": 6, "not_persistent": 1 } });
     let b = json!({ "client": "b", "total": 4, "drops": { "queue_full": 4 } });
-    until(json!([a, b]));
+    until_json(&mut watcher, &json!([a, b]));
     broker.v5("a/+/#\"").disconnect();
-    until(json!([b]));
+    until_json(&mut watcher, &json!([b]));
+}
+
+/// The same of shared groups, in the status and the log as well; a group that ends leaves.
+#[test]
+fn drops_are_told_by_group() {
+    let broker = Setup::new().config(&short(5)).start();
+    let mut watcher = broker.v5("watcher");
+    watcher.subscribe("$SYS/broker/drops/groups", 0);
+    until_json(&mut watcher, &json!([]));
+    keep(&broker, "member", "$share/g/t/#");
+    keep(&broker, "other", "$share/h/u");
+    let mut publisher = broker.v5("publisher");
+    for _ in 0..8 {
+        publisher.publish_code(&publish_of("t/1", "x", 1));
+    }
+    publisher.publish("t/1", "x", 0);
+    publisher.publish("u", "x", 0);
+    publisher.ping();
+    let group = json!({ "group": "$share/g/t/#", "total": 4, "drops": { "queue_full": 3, "not_persistent": 1 } });
+    until_json(&mut watcher, &json!([group]));
+    let drops = json!({ "dropped_queue_full": 3, "dropped_not_persistent": 1 });
+    assert_eq!(broker.status()["drops_by_group"], json!([{ "group": "$share/g/t/#", "drops": drops }]));
+    broker.wait_log("its name", |line| line.contains("messages were dropped") && line.contains("$share/g/t/#"));
+    broker.v5("member").disconnect();
+    until_json(&mut watcher, &json!([]));
 }
 
 /// `$share/g/$SYS/#` works (D68): nothing at the SUBSCRIBE, then each change to one of the members.

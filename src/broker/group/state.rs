@@ -18,6 +18,7 @@ use crate::{
 use super::{
     super::{
         Broker, Receiver, Turn, counted_size,
+        drops::Drops,
         mailbox::{Put, SERVED_BYTES, SLACK_BYTES, SLACK_MESSAGES, is_full, spans_too_much},
         publish::{HandOver, lower},
         queues::Share,
@@ -35,9 +36,8 @@ pub(super) struct State {
     /// The bytes of all entries that there ever were.
     pub(super) appended: u64,
     pub(super) share: Share,
-    /// Messages dropped since the queue was full, and when that was last said.
-    pub(super) dropped: u64,
-    pub(super) told_at: Timestamp,
+    /// What nobody gets.
+    pub(super) drops: Drops,
     pub(super) last_commit: u64,
     pub(super) view: LogView,
     /// Messages that no member has, in order.
@@ -212,9 +212,28 @@ impl State {
         }
     }
 
+    /// Nobody gets so many messages. Those that may be missed are not counted.
+    pub(super) fn count_drops(
+        &mut self,
+        group: &Group,
+        broker: &Broker,
+        turn: &mut Turn,
+        reason: DropReason,
+        count: u64,
+    ) {
+        if count == 0 || turn.offered.is_some() {
+            return;
+        }
+        turn.counts.drop_all(reason, count);
+        if self.drops.count(reason, count) && !self.ended {
+            broker.queues.dropping.has_untold(group.id);
+        }
+    }
+
     /// QoS 0: to the next member that is there, or to nobody. Why it was dropped, if it was.
     pub(super) fn give_at_most_once(
         &mut self,
+        group: &Group,
         broker: &Broker,
         entry: &Entry,
         turn: &mut Turn,
@@ -230,7 +249,7 @@ impl State {
             Choice::NoRoom => DropReason::NotPersistent,
             Choice::Denied => DropReason::AclDenied,
         };
-        turn.counts.dropped(reason);
+        self.count_drops(group, broker, turn, reason, 1);
         Some(reason)
     }
 
@@ -266,7 +285,7 @@ impl State {
             match chosen {
                 Ok(at) => self.lease(at, entry, group, broker, turn),
                 Err(reason) => {
-                    turn.counts.dropped(reason);
+                    self.count_drops(group, broker, turn, reason, 1);
                     self.settle(group, entry);
                 }
             }
