@@ -237,6 +237,7 @@ impl World {
             *self.dropped.entry(name).or_default() += self.metric(name);
         }
         self.engine = engine;
+        self.model.restarted();
         self.executor = Executor::new();
         let (broker, shared) = start(&self.executor, &self.engine, &self.limits, self.durability, self.now);
         (self.broker, self.shared) = (broker, shared);

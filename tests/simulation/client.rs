@@ -388,7 +388,7 @@ impl Client {
             self.retained.insert(publish.topic.to_owned(), number);
             model.retained_came(number, &asked_at);
         } else {
-            let who = Who { client: self.index, life: self.life, group: self.group };
+            let who = Who { client: self.index, life: self.life, group: self.group, persistent: self.persistent };
             model.came(who, Came { number, qos: publish.qos, dup: publish.dup, known });
         }
     }

@@ -45,8 +45,11 @@ struct Group {
 struct Received {
     /// PUBLISHes.
     all: u32,
-    /// PUBLISHes without DUP.
+    /// PUBLISHes without DUP, but for those to sessions that ended with the broker: whoever has the message of a group next gets it for the
+    /// first time.
     first: u32,
+    /// Of them, to sessions that end with the broker.
+    passing: u32,
     /// Handed to the application, above QoS 0.
     delivered: u32,
     /// Of them, with QoS 2.
@@ -90,6 +93,8 @@ pub struct Who {
     pub client: usize,
     pub life: u32,
     pub group: Option<&'static str>,
+    /// Its session outlives the broker.
+    pub persistent: bool,
 }
 
 /// A PUBLISH as a client received it.
@@ -164,6 +169,13 @@ impl Model {
         }
     }
 
+    /// The broker ended.
+    pub fn restarted(&mut self) {
+        for received in self.received.values_mut() {
+            received.first -= std::mem::take(&mut received.passing);
+        }
+    }
+
     /// A PUBLISH without RETAIN came to `who`.
     pub fn came(&mut self, who: Who, came: Came) {
         self.fold(&[who.client as u64, came.number as u64, came.qos as u64, came.dup.into()]);
@@ -174,6 +186,7 @@ impl Model {
         let received = self.received.entry((receiver, number)).or_default();
         received.all += 1;
         received.first += u32::from(!dup);
+        received.passing += u32::from(!dup && !who.persistent);
         if !known {
             self.deliveries += 1;
             received.delivered += u32::from(qos != QoS::AtMostOnce);
