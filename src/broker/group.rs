@@ -463,7 +463,7 @@ impl Broker {
 
     /// A group that the store remembers; its members come as their sessions are restored. One that is known keeps its members, and what
     /// it has leased to those that are connected.
-    pub(super) fn restore_group(&self, id: u64, filter: Filter, view: LogView, tail: u64, bytes: u64) {
+    pub(super) fn restore_group(&self, id: u64, filter: Filter, mut view: LogView, tail: u64, bytes: u64) {
         let appended = view.settled_bytes() + bytes;
         let (behind, read_to) = (tail > view.head(), view.head());
         let Some(group) = self.groups.by_id(id) else {
@@ -474,6 +474,7 @@ impl Broker {
         };
         let mut state = group.state.lock();
         let mut old = std::mem::take(&mut *state);
+        view.sent_until = view.sent_until.max(old.sent_until());
         old.members.iter_mut().for_each(|member| member.leases = 0);
         let stays =
             |session: u64| old.members.iter().any(|one| one.receiver.session == session && !one.receiver.logged);
@@ -635,9 +636,8 @@ impl Broker {
                 member.leases = leases;
                 member.window = usize::from(window.unwrap_or_default()).min(LEASES_MAX);
             }
-            let is_there = |member: &Member| member.online && member.receiver.logged;
-            if client.session.logged && window.is_none() && !state.members.iter().any(is_there) {
-                state.left = true;
+            if client.session.logged && window.is_none() {
+                state.member_left();
             }
             state.look_again();
             group.pump(self, &mut state, turn, now);

@@ -64,6 +64,8 @@ pub struct Link {
     in_flight: HashMap<u16, QoS>,
     subscribing: HashMap<u16, &'static str>,
     window: usize,
+    /// Of the broker that it is to.
+    starts: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,6 +162,7 @@ impl Client {
             in_flight: HashMap::new(),
             subscribing: HashMap::new(),
             window: 20,
+            starts: model.starts,
         });
         if self.present == Some(false) && self.persistent {
             self.present = None;
@@ -388,7 +391,14 @@ impl Client {
             self.retained.insert(publish.topic.to_owned(), number);
             model.retained_came(number, &asked_at);
         } else {
-            let who = Who { client: self.index, life: self.life, group: self.group, persistent: self.persistent };
+            let link = self.link.as_ref().expect("connected");
+            let who = Who {
+                client: self.index,
+                life: self.life,
+                group: self.group,
+                persistent: self.persistent,
+                current: link.starts == model.starts,
+            };
             model.came(who, Came { number, qos: publish.qos, dup: publish.dup, known });
         }
     }

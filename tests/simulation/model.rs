@@ -76,6 +76,8 @@ pub struct Model {
     last: HashMap<(usize, u32, usize, u8, u8), Number>,
     retained: BTreeMap<&'static str, Vec<Retained>>,
     next_key: u64,
+    /// How often the broker has started anew.
+    pub starts: u32,
     pub deliveries: u64,
     /// Folds all that came, in order.
     pub trace: u64,
@@ -95,6 +97,8 @@ pub struct Who {
     pub group: Option<&'static str>,
     /// Its session outlives the broker.
     pub persistent: bool,
+    /// Its connection is to this broker, not to one before.
+    pub current: bool,
 }
 
 /// A PUBLISH as a client received it.
@@ -171,6 +175,7 @@ impl Model {
 
     /// The broker ended.
     pub fn restarted(&mut self) {
+        self.starts += 1;
         for received in self.received.values_mut() {
             received.first -= std::mem::take(&mut received.passing);
         }
@@ -185,8 +190,8 @@ impl Model {
         let receiver = who.group.map_or(Receiver::Client(who.client, who.life), Receiver::Group);
         let received = self.received.entry((receiver, number)).or_default();
         received.all += 1;
-        received.first += u32::from(!dup);
-        received.passing += u32::from(!dup && !who.persistent);
+        received.first += u32::from(!dup && (who.persistent || who.current));
+        received.passing += u32::from(!dup && !who.persistent && who.current);
         if !known {
             self.deliveries += 1;
             received.delivered += u32::from(qos != QoS::AtMostOnce);

@@ -43,6 +43,8 @@ pub(super) struct State {
     /// Messages that no member has, in order.
     pub(super) waiting: VecDeque<Entry>,
     pub(super) leased: BTreeMap<u64, (u64, Entry)>,
+    /// The last entry that was ever leased.
+    pub(super) leased_until: u64,
     /// The last entry that a member's full queue did not take.
     pub(super) refused: Option<(u64, DropReason)>,
     /// Publishers with something in flight, where each has its member: to whom the last of it went, and how much of it that one has.
@@ -52,7 +54,7 @@ pub(super) struct State {
     pub(super) unrecorded: Vec<Entry>,
     /// QoS 2 entries whose lease was taken back; the store may have a record of it.
     pub(super) unleased: Vec<u64>,
-    /// The last persistent member has gone offline. How far the log was sent is to be recorded before that this one is offline: until then
+    /// The last persistent member that was there is not any more. How far the log was sent is to be recorded before that is: until then
     /// all of it counts as sent.
     pub(super) left: bool,
     /// Entries after `read_to` are in the log alone.
@@ -384,6 +386,7 @@ impl State {
                 pinned => *pinned = (session, 1),
             }
         }
+        self.leased_until = self.leased_until.max(entry.seq);
         self.leased.insert(entry.seq, (session, entry));
     }
 
@@ -428,9 +431,7 @@ impl State {
 
     /// Entries after it have not been sent to anybody.
     pub(super) fn sent_until(&self) -> u64 {
-        let waiting = self.waiting.iter().rev().find(|entry| entry.again).map(|entry| entry.seq);
-        let leased = self.leased.last_key_value().map(|(seq, _)| *seq);
-        waiting.max(leased).unwrap_or_default().max(self.view.sent_until)
+        self.leased_until.max(self.view.sent_until)
     }
 
     /// Messages that no member has.
@@ -465,10 +466,18 @@ impl State {
         self.look_again();
     }
 
+    /// A persistent member is no longer there.
+    pub(super) fn member_left(&mut self) {
+        self.left |= !self.members.iter().any(|member| member.online && member.receiver.logged);
+    }
+
     /// A member that leaves takes its turn with it.
     pub(super) fn remove_member(&mut self, session: u64) {
         let Some(at) = self.members.iter().position(|member| member.receiver.session == session) else { return };
-        self.members.remove(at);
+        let member = self.members.remove(at);
+        if member.receiver.logged {
+            self.member_left();
+        }
         if at < self.next {
             self.next -= 1;
         }
