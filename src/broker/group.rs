@@ -309,9 +309,7 @@ impl Group {
         if !self.is_logged() || !state.view.take_changed() {
             return;
         }
-        if let Some((from, to)) = state.view.take_trim(TRIM_AT) {
-            batch.trim(self.id, from, to);
-        }
+        state.view.take_trims(TRIM_AT, |from, to| batch.trim(self.id, from, to));
         batch.put_log_state(self.id, &log_state(&state.view));
     }
 

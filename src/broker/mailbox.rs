@@ -431,11 +431,25 @@ impl Receiver {
         self.inbox.lock().last_commit
     }
 
-    /// How many messages, and bytes, its log holds beyond its limits. The session has looked, and will be asked again where there are more.
+    /// How many messages, and bytes, its log holds beyond its limits.
     pub fn excess(&self) -> (u64, u64) {
+        self.inbox.lock().excess(self)
+    }
+
+    /// The session has looked at all that its log holds up to commit `seen`, and is asked again by what makes the log too long from now on.
+    /// `false` where there is more to look at already: then it counts as asked.
+    pub fn has_looked(&self, seen: u64) -> bool {
+        let mut inbox = self.inbox.lock();
+        inbox.asked = inbox.last_commit > seen && inbox.excess(self) != (0, 0);
+        !inbox.asked
+    }
+
+    /// The session is between two connections, and is where it can be found: whether it is to be asked to drop its oldest. Whoever was asked
+    /// before may not have found it.
+    pub fn parked(&self) -> bool {
         let mut inbox = self.inbox.lock();
         inbox.asked = false;
-        inbox.excess(self)
+        inbox.asks_to_drop(self)
     }
 
     /// Counts a message that this session does not get.
@@ -670,15 +684,9 @@ fn direct_size(delivery: &Delivery) -> u64 {
 }
 
 /// Whether no more than `limit` messages may wait in a log that ends at `tail` and is settled up to `head`, and `beyond` entries after
-/// that; 0 is no limit. What one message that is never settled keeps from being trimmed is bounded too.
+/// that; 0 is no limit.
 pub(super) fn is_full(limit: u64, tail: u64, head: u64, beyond: u64) -> bool {
-    let span = tail.saturating_sub(head);
-    limit > 0 && span.saturating_sub(beyond) >= limit || spans_too_much(limit, tail, head)
-}
-
-/// Whether a log in which no more than `limit` messages may wait is too long, however much of it is settled.
-pub(super) fn spans_too_much(limit: u64, tail: u64, head: u64) -> bool {
-    limit > 0 && tail.saturating_sub(head) / SPAN_MAX >= limit
+    limit > 0 && tail.saturating_sub(head).saturating_sub(beyond) >= limit
 }
 
 /// A message as `receiver` gets it, before its source is known.
@@ -696,8 +704,6 @@ pub(super) const SLACK_MESSAGES: u64 = 32_768;
 pub(super) const SLACK_BYTES: u64 = 8 << 20;
 /// What a connected client, or a shared group with a member that has room, may have waiting although all queues together are full.
 pub(super) const SERVED_BYTES: u64 = 64 * 1024;
-/// How many entries a log may span for each message that may wait.
-const SPAN_MAX: u64 = 16;
 
 #[cfg(test)]
 mod tests {
@@ -715,8 +721,7 @@ mod tests {
         check((110, 100, 0), true);
         check((110, 100, 1), false);
         // One that is stuck, and all behind it settled.
-        check((151, 0, 150), false);
-        check((160, 0, 159), true);
+        check((1_000_000, 0, 999_999), false);
     }
 
     fn receiver(limits: (u64, u64), log: Extent) -> Receiver {

@@ -29,45 +29,69 @@ impl Broker {
     /// threads.
     pub(super) fn drop_oldest_soon(&self, turn: &mut Turn) {
         for receiver in turn.overfull.drain(..) {
-            let (Some(broker), Ok(runtime)) = (self.this(), tokio::runtime::Handle::try_current()) else { continue };
-            runtime.spawn(async move {
-                let commit = Lsn(receiver.last_commit());
-                poll_fn(|context| {
-                    broker.store.when_committed(commit, context.waker());
-                    if broker.store.outcome(commit) == Outcome::Pending { Poll::Pending } else { Poll::Ready(()) }
-                })
-                .await;
-                // Where it is not parked any more, its connection drops them.
-                let _ = tokio::task::spawn_blocking(move || broker.cut(&receiver)).await;
-            });
+            self.drop_oldest_of_parked(receiver);
         }
     }
 
+    /// One task at a time for each receiver: until it ends, nobody is asked again.
+    pub(super) fn drop_oldest_of_parked(&self, receiver: Arc<Receiver>) {
+        let (Some(broker), Ok(runtime)) = (self.this(), tokio::runtime::Handle::try_current()) else {
+            receiver.has_looked(u64::MAX);
+            return;
+        };
+        runtime.spawn(async move {
+            loop {
+                let commit = receiver.last_commit();
+                poll_fn(|context| {
+                    broker.store.when_committed(Lsn(commit), context.waker());
+                    if broker.store.outcome(Lsn(commit)) == Outcome::Pending { Poll::Pending } else { Poll::Ready(()) }
+                })
+                .await;
+                let (owner, cut) = (broker.clone(), receiver.clone());
+                let looked = tokio::task::spawn_blocking(move || owner.cut(&cut)).await;
+                let seen = if matches!(looked, Ok(true)) { commit } else { u64::MAX };
+                if receiver.has_looked(seen) {
+                    return;
+                }
+            }
+        });
+    }
+
     /// Drops the oldest messages of the log that were never sent, until it is within its limits. Blocks on the disk, but not the session.
-    fn cut(&self, receiver: &Arc<Receiver>) {
+    /// `false` where it could not look.
+    pub(super) fn cut(&self, receiver: &Arc<Receiver>) -> bool {
         let parked = |act: &mut dyn FnMut(&mut Client)| {
-            let is_it = |client: &mut Client| (client.session.id == receiver.session).then(|| act(client));
+            // What is read from the store anew must not be settled in what memory had before.
+            let rebuilding = self.rebuilding.read();
+            let is_it =
+                |client: &mut Client| (!*rebuilding && client.session.id == receiver.session).then(|| act(client));
             self.registry.with_parked(&receiver.client_id, is_it).flatten()
         };
         let mut from = 0;
-        let mut found =
-            parked(&mut |client| from = client.session.log().head().max(client.session.log().sent_until) + 1);
+        let mut found = parked(&mut |client| {
+            let log = client.session.log();
+            from = log.next_unsettled(log.sent_until + 1);
+        });
         while found.is_some() && receiver.excess() != (0, 0) {
             let page = match self.read_log(receiver.session, from) {
                 Ok(page) => page,
                 Err(error) => {
                     tracing::error!(client = %Shown(&receiver.client_id), %error, "a queue that is too long cannot be read");
-                    return;
+                    return false;
                 }
             };
-            let Some(last) = page.last() else { return };
-            from = last.seq() + 1;
-            found = parked(&mut |client| self.drop_oldest_of(client, &page, crate::clock::now()));
+            let Some(last) = page.last() else { return true };
+            let after = last.seq() + 1;
+            found = parked(&mut |client| {
+                self.drop_oldest_of(client, &page, crate::clock::now());
+                from = client.session.log().next_unsettled(after);
+            });
         }
         if found.is_none() {
-            // A connection owns it, and drops them.
+            // A connection owns it, and drops them; or whoever parks it asks again.
             receiver.raise(super::Signal::OVERFULL);
         }
+        found.is_some()
     }
 
     fn drop_oldest_of(&self, client: &mut Client, page: &[Delivery], now: Timestamp) {

@@ -252,6 +252,10 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         self.wake();
+        // Nobody sees to them now: they may be asked again.
+        for receiver in &self.overfull {
+            receiver.has_looked(u64::MAX);
+        }
     }
 }
 
@@ -726,9 +730,7 @@ impl Broker {
         if done {
             log.set_settled_bytes(appended);
         }
-        if let Some((from, to)) = log.take_trim(if done { TRIM_AT_END } else { TRIM_AT }) {
-            batch.trim(id, from, to);
-        }
+        log.take_trims(if done { TRIM_AT_END } else { TRIM_AT }, |from, to| batch.trim(id, from, to));
         batch.put_log_state(id, &log_state(log));
         let (head, beyond, bytes) = (log.head(), log.settled_beyond(), log.settled_bytes());
         client.receiver.settled(head, beyond, bytes);

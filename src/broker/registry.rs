@@ -193,7 +193,14 @@ impl Registry {
             }
         }
         match client {
-            Some(client) => *state = State::Parked(client),
+            Some(client) => {
+                let receiver = client.receiver.clone();
+                *state = State::Parked(client);
+                drop(state);
+                if receiver.parked() {
+                    broker.drop_oldest_of_parked(receiver);
+                }
+            }
             None => {
                 *state = State::Gone;
                 drop(state);

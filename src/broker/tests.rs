@@ -3,6 +3,7 @@
 mod failures;
 mod groups;
 mod races;
+mod trims;
 
 use std::num::NonZeroU16;
 

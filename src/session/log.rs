@@ -12,10 +12,13 @@ pub(super) const LOG_IDS: u16 = 32_767;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogView {
     head: u64,
-    settled: BTreeMap<u64, u64>,
+    /// Ranges beyond the head, by their first entry; they stand apart from each other.
+    settled: BTreeMap<u64, Range>,
     /// How many entries `settled` holds.
     beyond: u64,
     trimmed: u64,
+    /// The bytes of what is settled up to the head and not trimmed.
+    untrimmed_bytes: u64,
     /// The bytes of what is settled, as far as they are known.
     settled_bytes: u64,
     changed: bool,
@@ -23,6 +26,36 @@ pub struct LogView {
     pub sent_until: u64,
     /// Entries with a recorded packet id (where that is not the derived one), or whose PUBREC was recorded.
     open: BTreeMap<u64, Open>,
+}
+
+/// A settled range: its last entry, and what of it may not be trimmed yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Range {
+    to: u64,
+    untrimmed: Untrimmed,
+}
+
+/// Entries that may still be stored: so many, of so many bytes, none before `from` or after `to`. What lies between was trimmed, or was not:
+/// to trim it twice does no harm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Untrimmed {
+    from: u64,
+    to: u64,
+    count: u64,
+    bytes: u64,
+}
+
+impl Untrimmed {
+    fn and(self, other: Self) -> Self {
+        if self.count == 0 {
+            return other;
+        }
+        if other.count == 0 {
+            return self;
+        }
+        let (from, to) = (self.from.min(other.from), self.to.max(other.to));
+        Self { from, to, count: self.count + other.count, bytes: self.bytes + other.bytes }
+    }
 }
 
 /// What is recorded of an entry that is in flight.
@@ -45,8 +78,12 @@ impl LogView {
         open: impl IntoIterator<Item = (u64, Open)>,
         sent_until: u64,
     ) -> Self {
-        let settled: BTreeMap<u64, u64> = settled.into_iter().collect();
-        let beyond = settled.iter().map(|(from, to)| to - from + 1).sum();
+        let range = |(from, to)| {
+            // Which of them were trimmed was known to the process that did it.
+            (from, Range { to, untrimmed: Untrimmed { from, to, count: to - from + 1, bytes: 0 } })
+        };
+        let settled: BTreeMap<u64, Range> = settled.into_iter().map(range).collect();
+        let beyond = settled.iter().map(|(from, range)| range.to - from + 1).sum();
         Self { head, settled, beyond, trimmed, sent_until, open: open.into_iter().collect(), ..Self::default() }
     }
 
@@ -64,13 +101,22 @@ impl LogView {
 
     /// The settled ranges beyond the head, inclusive.
     pub fn settled_ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.settled.iter().map(|(&from, &to)| (from, to))
+        self.settled.iter().map(|(&from, range)| (from, range.to))
     }
 
     /// Whether `seq` is settled.
     #[must_use]
     pub fn is_settled(&self, seq: u64) -> bool {
-        seq <= self.head || self.settled.range(..=seq).next_back().is_some_and(|(_, &to)| seq <= to)
+        self.next_unsettled(seq) != seq
+    }
+
+    /// The first number from `seq` on that is not settled.
+    #[must_use]
+    pub fn next_unsettled(&self, seq: u64) -> u64 {
+        if seq <= self.head {
+            return self.head + 1;
+        }
+        self.settled.range(..=seq).next_back().map_or(seq, |(_, range)| seq.max(range.to + 1))
     }
 
     /// What is recorded of `seq`.
@@ -111,35 +157,42 @@ impl LogView {
         self.settled_bytes += u64::from(bytes);
         if seq == self.head + 1 {
             self.head = seq;
-            while let Some((&from, &to)) = self.settled.first_key_value() {
+            self.untrimmed_bytes += u64::from(bytes);
+            while let Some((&from, range)) = self.settled.first_key_value() {
                 if from > self.head + 1 {
                     break;
                 }
-                self.head = self.head.max(to);
-                self.beyond -= to - from + 1;
+                self.head = self.head.max(range.to);
+                self.beyond -= range.to - from + 1;
+                self.untrimmed_bytes += range.untrimmed.bytes;
                 self.settled.pop_first();
             }
             return recorded;
         }
         self.beyond += 1;
-        let mut range = (seq, seq);
-        if let Some((&from, &to)) = self.settled.range(..seq).next_back()
-            && to + 1 == seq
-        {
-            self.settled.remove(&from);
-            range.0 = from;
+        let untrimmed = Untrimmed { from: seq, to: seq, count: 1, bytes: u64::from(bytes) };
+        let mut range = Range { to: seq, untrimmed };
+        if let Some(after) = self.settled.remove(&(seq + 1)) {
+            range = Range { to: after.to, untrimmed: untrimmed.and(after.untrimmed) };
         }
-        if let Some(to) = self.settled.remove(&(seq + 1)) {
-            range.1 = to;
+        match self.settled.range_mut(..seq).next_back() {
+            Some((_, before)) if before.to + 1 == seq => {
+                range.untrimmed = before.untrimmed.and(range.untrimmed);
+                *before = range;
+            }
+            _ => {
+                self.settled.insert(seq, range);
+            }
         }
-        self.settled.insert(range.0, range.1);
         recorded
     }
 
     /// Settles every entry from `from` up to, and without, `to`.
     pub fn settle_up_to(&mut self, from: u64, to: u64) {
-        for seq in from..to {
+        let mut seq = self.next_unsettled(from);
+        while seq < to {
             self.settle(seq, 0);
+            seq = self.next_unsettled(seq);
         }
     }
 
@@ -148,16 +201,27 @@ impl LogView {
         std::mem::take(&mut self.changed)
     }
 
-    /// The range of settled entries to delete, once there are `at_least` of them; inclusive.
-    pub fn take_trim(&mut self, at_least: u64) -> Option<(u64, u64)> {
-        (self.head - self.trimmed >= at_least.max(1)).then(|| {
-            let range = (self.trimmed + 1, self.head);
-            self.trimmed = self.head;
-            range
-        })
+    /// Gives `delete` the ranges of settled entries to delete, inclusive: up to the head and beyond, each once it is `at_least` entries long,
+    /// or what it holds is large. The last settled entry beyond the head stays: it may be the last of the log, which tells a start how much
+    /// the log holds.
+    pub fn take_trims(&mut self, at_least: u64, mut delete: impl FnMut(u64, u64)) {
+        let is_due = |count: u64, bytes: u64| count > 0 && (count >= at_least || bytes >= TRIM_BYTES);
+        if is_due(self.head - self.trimmed, self.untrimmed_bytes) {
+            delete(self.trimmed + 1, self.head);
+            (self.trimmed, self.untrimmed_bytes) = (self.head, 0);
+        }
+        let last = self.settled.last_key_value().map_or(0, |(_, range)| range.to);
+        for range in self.settled.values_mut() {
+            let Untrimmed { from, to, count, bytes } = range.untrimmed;
+            let stays = u64::from(to == last && count > 0);
+            if is_due(count.saturating_sub(stays), bytes) {
+                delete(from, to - stays);
+                range.untrimmed = Untrimmed { from: to, to, count: stays, bytes: 0 };
+            }
+        }
     }
 
-    /// Entries up to it are deleted.
+    /// Entries up to it are deleted; beyond the head some more may be.
     #[must_use]
     pub fn trimmed(&self) -> u64 {
         self.trimmed
@@ -170,6 +234,9 @@ pub(super) fn derived_id(seq: u64) -> u16 {
     u16::try_from(id).unwrap_or(LOG_IDS)
 }
 
+/// Settled entries of so many bytes are deleted, however few they are.
+const TRIM_BYTES: u64 = 256 << 10;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,12 +244,28 @@ mod tests {
 
     proptest! {
         #[test]
-        fn settled_is_exactly_what_was_settled(seqs in prop::collection::vec(1u64..60, 0..80)) {
+        fn settled_is_exactly_what_was_settled(seqs in prop::collection::vec(1u64..60, 0..80), at_least in 1u64..6) {
             let mut view = LogView::default();
             let mut model = std::collections::BTreeSet::new();
+            let mut deleted = std::collections::BTreeSet::new();
             for seq in seqs {
                 view.settle(seq, 0);
                 model.insert(seq);
+                for (from, to) in trims(&mut view, at_least) {
+                    prop_assert!(from <= to);
+                    deleted.extend(from..=to);
+                }
+                prop_assert!(deleted.is_subset(&model), "{:?} of {:?}", deleted, model);
+                let last = model.last().copied().unwrap_or(0);
+                prop_assert!(last <= view.head() || !deleted.contains(&last), "the last entry stays");
+                // What is settled and still there is short of one trim in each range.
+                let ranges = 1 + view.settled_ranges().count() as u64;
+                let left = model.difference(&deleted).count() as u64;
+                prop_assert!(left <= ranges * (at_least - 1) + 1, "{} left in {} ranges", left, ranges);
+                for n in 1..64 {
+                    let next = (n..).find(|n| !model.contains(n));
+                    prop_assert_eq!(Some(view.next_unsettled(n)), next);
+                }
                 let head = (1..).take_while(|n| model.contains(n)).last().unwrap_or(0);
                 prop_assert_eq!(view.head(), head);
                 for n in 1..64 {
@@ -195,15 +278,57 @@ mod tests {
         }
     }
 
+    fn trims(view: &mut LogView, at_least: u64) -> Vec<(u64, u64)> {
+        let mut trims = Vec::new();
+        view.take_trims(at_least, |from, to| trims.push((from, to)));
+        trims
+    }
+
     #[test]
     fn trims_once_enough_is_settled() {
         let mut view = LogView::default();
-        for seq in 1..=5 {
-            view.settle(seq, 0);
-        }
-        assert_eq!(view.take_trim(6), None);
-        assert_eq!(view.take_trim(5), Some((1, 5)));
-        assert_eq!(view.take_trim(1), None);
+        view.settle_up_to(1, 6);
+        assert_eq!(trims(&mut view, 6), []);
+        assert_eq!(trims(&mut view, 5), [(1, 5)]);
+        assert_eq!(trims(&mut view, 1), []);
+    }
+
+    /// One entry that is never settled keeps nothing that is.
+    #[test]
+    fn trims_beyond_the_head_once_and_leaves_the_last() {
+        let mut view = LogView::default();
+        view.settle_up_to(2, 11);
+        assert_eq!(trims(&mut view, 9), []);
+        view.settle(11, 0);
+        assert_eq!(trims(&mut view, 9), [(2, 10)]);
+        assert_eq!(trims(&mut view, 1), []);
+        view.settle_up_to(12, 21);
+        assert_eq!(trims(&mut view, 9), [(11, 19)]);
+        view.settle_up_to(31, 41);
+        assert_eq!(trims(&mut view, 9), [(31, 39)]);
+        assert_eq!(trims(&mut view, 1), [(20, 20)], "it is not the last any more");
+        view.settle(1, 0);
+        assert_eq!((view.head(), trims(&mut view, 20)), (20, vec![(1, 20)]));
+    }
+
+    #[test]
+    fn trims_few_that_are_large() {
+        let mut view = LogView::default();
+        view.settle(1, 100 << 10);
+        view.settle(3, 200 << 10);
+        assert_eq!(trims(&mut view, 100), []);
+        view.settle(4, 200 << 10);
+        assert_eq!(trims(&mut view, 100), [(3, 3)], "the last stays");
+        view.settle(2, 200 << 10);
+        assert_eq!(trims(&mut view, 100), [(1, 4)]);
+    }
+
+    /// After a restart it is not known what was trimmed.
+    #[test]
+    fn trims_again_what_was_restored() {
+        let mut view = LogView::restore(3, [(5, 9), (20, 29)], 3, [], 0);
+        assert_eq!(trims(&mut view, 5), [(5, 9), (20, 28)]);
+        assert_eq!(trims(&mut view, 1), []);
     }
 
     #[test]

@@ -294,6 +294,12 @@ impl Session {
         self.outbound.knows(source)
     }
 
+    /// The first entry of its log from `seq` on that is neither settled nor in flight.
+    #[must_use]
+    pub fn next_unknown(&self, seq: u64) -> u64 {
+        self.outbound.next_unknown(seq)
+    }
+
     /// How many more QoS 1 and 2 deliveries the client may get now [MQTT-3.3.4-9].
     #[must_use]
     pub fn room(&self) -> usize {

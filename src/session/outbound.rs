@@ -425,11 +425,24 @@ impl Outbound {
             Source::Lease { group, seq, .. } => return self.leased.contains(&(group, seq)),
             Source::Direct => return false,
         };
-        self.log.is_settled(seq)
-            || self.moved.contains_key(&seq)
+        self.log.is_settled(seq) || self.flies(seq)
+    }
+
+    /// Whether entry `seq` of the log is in flight.
+    fn flies(&self, seq: u64) -> bool {
+        self.moved.contains_key(&seq)
             || PacketId::new(derived_id(seq))
                 .and_then(|id| self.flights.get(&id))
                 .is_some_and(|flight| matches!(flight.source, Source::Log { seq: other, .. } if other == seq))
+    }
+
+    /// The first entry of the log from `seq` on that is neither in flight nor settled.
+    pub(super) fn next_unknown(&self, seq: u64) -> u64 {
+        let mut next = self.log.next_unsettled(seq);
+        while self.flies(next) {
+            next = self.log.next_unsettled(next + 1);
+        }
+        next
     }
 
     /// PUBACK. `None`: nobody waits for it.

@@ -168,7 +168,8 @@ impl Batch {
         self.bodies.release(id);
     }
 
-    /// Removes the entries `from` to `to`, inclusive. All must be settled, and their bodies released. Best called once per some
+    /// Removes the entries `from` to `to`, inclusive. All must be settled, and their bodies released; some may be gone. The last entry of a
+    /// log that is not settled as a whole must stay: its [`EntryHead::log_bytes`] tells a start what waits. Best called once per some
     /// hundred entries: a long range is one operation, but readers have to step over it for a while.
     pub fn trim(&mut self, log: LogId, from: Seq, to: Seq) {
         if to.saturating_sub(from) < TRIM_SINGLY_MAX {

@@ -93,7 +93,7 @@ pub struct LogState {
     pub head: Seq,
     /// What is settled beyond `head`: inclusive ranges, ascending, apart from each other and from `head`.
     pub settled: Vec<(Seq, Seq)>,
-    /// All entries up to this one have been removed.
+    /// All entries up to this one have been removed. Others that are settled may have been, too.
     pub trimmed: Seq,
     /// The bytes of all entries that are settled, as [`EntryHead::log_bytes`] counts them.
     pub settled_bytes: u64,

@@ -19,7 +19,7 @@ use super::{
     super::{
         Broker, Receiver, Turn, counted_size,
         drops::Drops,
-        mailbox::{Put, SERVED_BYTES, SLACK_BYTES, SLACK_MESSAGES, is_full, spans_too_much},
+        mailbox::{Put, SERVED_BYTES, SLACK_BYTES, SLACK_MESSAGES, is_full},
         publish::{HandOver, lower},
         queues::Share,
     },
@@ -149,10 +149,6 @@ impl State {
         let mut oldest = self.waiting.iter().filter(|entry| !entry.again);
         let (tail, head) = (self.tail, self.view.head());
         let (mut beyond, mut held) = (self.view.settled_beyond(), self.held());
-        if spans_too_much(most, tail, head) && oldest.clone().next().is_none_or(|entry| entry.seq != head + 1) {
-            // What keeps the log from being trimmed is not what would be dropped.
-            return false;
-        }
         let waiting = tail.saturating_sub(head);
         while most > 0 && waiting.saturating_sub(beyond) >= most || most_bytes > 0 && held + size > most_bytes {
             let Some(entry) = oldest.next() else { return false };

@@ -112,6 +112,7 @@ impl Connection {
         let Some(client) = &mut self.owner.client else { return Ok(()) };
         // What is settled already counts no more.
         self.broker.dispatch(client, &mut self.turn, now);
+        client.receiver.has_looked(u64::MAX);
         let mut excess = client.receiver.excess();
         while excess != (0, 0) {
             let Some(client) = &mut self.owner.client else { return Ok(()) };
@@ -193,7 +194,8 @@ impl Connection {
                     if client.session.room() == 0 && !self.overfull {
                         return Ok(false);
                     }
-                    let read = *read;
+                    // What the session knows is not read again, however often the mailbox falls behind.
+                    let read = client.session.next_unknown(*read + 1) - 1;
                     self.reader = match client.receiver.catch_up(read) {
                         None => Reader::Closed,
                         Some((tail, commit)) => Reader::Waiting { read, tail, commit },

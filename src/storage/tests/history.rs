@@ -59,6 +59,8 @@ pub(super) struct Log {
     state: LogState,
     open: BTreeMap<Seq, OpenEntry>,
     tail: Seq,
+    /// The bytes of those that are not settled, as the last entry tells a start.
+    bytes: u64,
     /// The entries that are not settled.
     entries: BTreeMap<Seq, (EntryHead, Message, Option<BodyId>)>,
 }
@@ -81,6 +83,7 @@ pub(super) fn model_of(store: &Store) -> Model {
         Log {
             open: found.open.into_iter().map(|open| (open.seq, open)).collect(),
             tail: found.tail,
+            bytes: found.bytes,
             entries: entries
                 .into_iter()
                 .filter(|entry| !state.is_settled(entry.seq))
@@ -148,7 +151,7 @@ impl Model {
             Some(id) => match (self.owners.get(&id), other.owners.get(&id)) {
                 (Some(a), Some(b)) if a.log != b.log => {
                     let seqs = |log: &Log| log.entries.keys().copied().collect::<Vec<_>>();
-                    let brief = |log: &Log| (log.state.clone(), log.tail, seqs(log), log.open.clone());
+                    let brief = |log: &Log| (log.state.clone(), log.tail, log.bytes, seqs(log), log.open.clone());
                     format!("log {id}: {:?} and {:?}", brief(&a.log), brief(&b.log))
                 }
                 (a, b) => format!("owner {id}, there {} and {}", a.is_some(), b.is_some()),
@@ -414,7 +417,9 @@ fn publish(batch: &mut Batch, model: &mut Model, random: &mut Random, ids: &[Log
     for id in receivers {
         let log = &mut model.owners.get_mut(&id).unwrap().log;
         log.tail += 1;
-        let head = EntryHead { retain: large, ..head(QoS::ExactlyOnce) };
+        log.bytes += message.size() as u64;
+        let log_bytes = log.state.settled_bytes + log.bytes;
+        let head = EntryHead { retain: large, log_bytes, ..head(QoS::ExactlyOnce) };
         let shared = batch.append(id, log.tail, &head, &body);
         bodies.extend(shared);
         log.entries.insert(log.tail, (head, message.clone(), shared));
@@ -425,10 +430,13 @@ fn publish(batch: &mut Batch, model: &mut Model, random: &mut Random, ids: &[Log
 
 fn settle(batch: &mut Batch, id: LogId, log: &mut Log, random: &mut Random) {
     for _ in 0..1 + random.below(3) {
-        let seqs: Vec<_> = log.entries.keys().copied().take(4).collect();
+        let seqs: Vec<_> = log.entries.keys().copied().take(6).collect();
         let Some(&seq) = random.pick(&seqs) else { break };
         assert!(log.state.settle(seq));
-        if let Some((_, _, Some(body))) = log.entries.remove(&seq) {
+        let Some((_, message, body)) = log.entries.remove(&seq) else { break };
+        log.bytes -= message.size() as u64;
+        log.state.settled_bytes += message.size() as u64;
+        if let Some(body) = body {
             batch.release_body(body);
         }
         if log.open.remove(&seq).is_some() {
@@ -438,6 +446,14 @@ fn settle(batch: &mut Batch, id: LogId, log: &mut Log, random: &mut Random) {
     if random.below(3) == 0 && log.state.head > log.state.trimmed {
         batch.trim(id, log.state.trimmed + 1, log.state.head);
         log.state.trimmed = log.state.head;
+    }
+    // Beyond the head nothing says what was trimmed: it may be trimmed again. The last entry stays.
+    if random.below(2) == 0
+        && let Some(&(from, to)) = random.pick(&log.state.settled)
+        && to > from
+    {
+        let last = log.state.highest_settled();
+        batch.trim(id, from, if to == last { to - 1 } else { to });
     }
     batch.put_log_state(id, &log.state);
 }
