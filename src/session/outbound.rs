@@ -205,7 +205,15 @@ impl Outbound {
     }
 
     /// Sends again what an earlier connection had in flight, as far as the window goes [MQTT-4.4.0-1], [MQTT-3.3.4-9].
+    #[inline]
     pub(super) fn resend(&mut self, now: Timestamp, outbox: &mut Outbox) {
+        if !self.resend.is_empty() {
+            self.resend_some(now, outbox);
+        }
+    }
+
+    #[cold]
+    fn resend_some(&mut self, now: Timestamp, outbox: &mut Outbox) {
         while self.flights.len() - self.waiting < usize::from(self.window) {
             let Some(packet_id) = self.resend.pop_front() else { return };
             // The client may have acknowledged it meanwhile: it has seen it before.
