@@ -120,6 +120,9 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     let auth = Auth::load(&config.auth)
         .map_err(|source| Error::Auth { named_by: files.named_by(&source.path).to_owned(), source })?;
     say_what_is_allowed(config);
+    for (path, problem) in auth.empty(&auth.rules()) {
+        tracing::warn!(file = %path.display(), "{problem}{}", files.named_by(path));
+    }
     let broker = Broker::new(config.broker.clone(), config.session.clone(), store, auth);
     broker.recover(started_at)?;
     tracing::info!(

@@ -88,13 +88,18 @@ impl Auth {
     /// The files of `rules`, which were read and are not in force yet, that say nothing while they did before, and what that means. An empty
     /// file is legal, but seldom meant.
     pub fn emptied(&self, rules: &Rules) -> impl Iterator<Item = (&Path, &'static str)> {
-        let before = self.rules();
-        let without_rules = |rules: &Rules| rules.acl().is_some_and(Acl::is_empty);
-        let without_users = |rules: &Rules| rules.passwords().is_some_and(Passwords::is_empty);
-        let acl = self.config.acl_file.as_deref().filter(|_| without_rules(rules) && !without_rules(&before));
-        let users = self.config.password_file.as_deref().filter(|_| without_users(rules) && !without_users(&before));
-        let acl = acl.map(|path| (path, "no rule is left in it: nobody may publish or receive anything"));
-        acl.into_iter().chain(users.map(|path| (path, "no user is left in it: nobody gets in by a user name")))
+        let before: Vec<_> = self.empty(&self.rules()).collect();
+        self.empty(rules).filter(move |file| !before.contains(file))
+    }
+
+    /// The files of `rules` that say nothing, and what that means.
+    pub fn empty(&self, rules: &Rules) -> impl Iterator<Item = (&Path, &'static str)> {
+        let without_rules = rules.acl().is_some_and(Acl::is_empty);
+        let without_users = rules.passwords().is_some_and(Passwords::is_empty);
+        let acl = self.config.acl_file.as_deref().filter(|_| without_rules);
+        let users = self.config.password_file.as_deref().filter(|_| without_users);
+        let acl = acl.map(|path| (path, "no rule is in it: nobody may publish or receive anything"));
+        acl.into_iter().chain(users.map(|path| (path, "no user is in it: nobody gets in by a user name")))
     }
 
     /// Puts `rules` in force, all at once.

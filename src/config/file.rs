@@ -2,6 +2,7 @@
 //!
 //! Must not know what an option means, nor open the files that it names.
 
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
@@ -14,14 +15,19 @@ use super::schema::{self, ELEMENT, Kind, Node};
 
 /// Reads the file at `path`, notes where each value stands, and reports every fault.
 pub(super) fn read(path: &Path, origins: &mut Origins, faults: &mut Vec<Fault>) -> Layer {
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) => {
-            let origin = Origin::File { path: path.into(), line: 0, column: 0 };
-            faults.push(Fault { origin, key: String::new(), problem: format!("cannot be read: {error}") });
-            return Layer::default();
-        }
+    let mut bytes = Vec::new();
+    // A pipe is read to its end, a device without one is not.
+    let read = std::fs::File::open(path).and_then(|file| file.take(SIZE_MAX + 1).read_to_end(&mut bytes));
+    let problem = match read {
+        Ok(size) if size as u64 > SIZE_MAX => Some(format!("is longer than {SIZE_MAX} bytes: no configuration is")),
+        Ok(_) => None,
+        Err(error) => Some(format!("cannot be read: {error}")),
     };
+    if let Some(problem) = problem {
+        let origin = Origin::File { path: path.into(), line: 0, column: 0 };
+        faults.push(Fault { origin, key: String::new(), problem });
+        return Layer::default();
+    }
     match String::from_utf8(bytes) {
         Ok(text) => parse(&text, path, origins, faults),
         Err(error) => {
@@ -33,6 +39,8 @@ pub(super) fn read(path: &Path, origins: &mut Origins, faults: &mut Vec<Fault>) 
         }
     }
 }
+
+const SIZE_MAX: u64 = 1 << 20;
 
 fn parse(text: &str, path: &Path, origins: &mut Origins, faults: &mut Vec<Fault>) -> Layer {
     // A byte order mark is not TOML, but editors write it.

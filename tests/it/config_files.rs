@@ -2,7 +2,7 @@
 
 use crate::{
     auth::{login, password_line},
-    support::{Connect, Setup, broker},
+    support::{Broker, Connect, Setup, broker},
 };
 
 /// A file that is missing or wrong, and an address that cannot be had, are told with the option that names them and its place, at the start, by
@@ -66,8 +66,8 @@ fn an_emptied_file_is_taken_and_warned_of() {
     let setup = Setup::new();
     setup.file("acl", "user ann\ntopic #\n");
     setup.file("passwords", password_line("ann", b"secret of ann"));
-    let broker = setup.config("[auth]\nacl_file = \"acl\"\npassword_file = \"passwords\"\n").start();
-    let warned = |from: usize, file: &str| {
+    let mut broker = setup.config("[auth]\nacl_file = \"acl\"\npassword_file = \"passwords\"\n").start();
+    let warned = |broker: &Broker, from: usize, file: &str| {
         let is_warning = |line: &&String| line.contains("WARN") && line.contains(&format!("/{file}\""));
         broker.log_lines()[from..].iter().filter(is_warning).count()
     };
@@ -77,12 +77,20 @@ fn an_emptied_file_is_taken_and_warned_of() {
     let from = broker.log_len();
     broker.file("acl", "# nothing\n");
     assert!(broker.reload().contains("reloaded"));
-    assert_eq!((warned(from, "acl"), warned(from, "passwords")), (1, 0));
+    assert_eq!((warned(&broker, from, "acl"), warned(&broker, from, "passwords")), (1, 0));
     assert_eq!(ann.subscribe_all(&[("t", 0)]), [0x87]);
     broker.file("passwords", "");
     assert!(broker.reload().contains("reloaded"));
-    assert_eq!((warned(from, "acl"), warned(from, "passwords")), (1, 1), "only what has become empty");
+    assert_eq!(
+        (warned(&broker, from, "acl"), warned(&broker, from, "passwords")),
+        (1, 1),
+        "only what has become empty"
+    );
     assert_eq!(broker.refused(&connect), 0x86);
+    broker.terminate();
+    let from = broker.log_len();
+    broker.restart();
+    assert_eq!((warned(&broker, from, "acl"), warned(&broker, from, "passwords")), (1, 1), "at a start, too");
 }
 
 /// A Server Reference is what 4.11 says it is, and threads are as many as a machine may have use for.
@@ -131,4 +139,13 @@ fn server_options_are_checked() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!said.contains("server."), "{reference}: {said}");
     }
+}
+
+/// What has no end is no configuration, and a start says so.
+#[test]
+fn a_configuration_without_end_is_refused() {
+    let output = broker::run(["config", "check", "/dev/zero"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("/dev/zero") && said.contains("is longer than 1048576 bytes"), "{said}");
 }
