@@ -119,10 +119,7 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     let store = Arc::new(Store::open(data_dir, &config.storage)?);
     let auth = Auth::load(&config.auth)
         .map_err(|source| Error::Auth { named_by: files.named_by(&source.path).to_owned(), source })?;
-    say_what_is_allowed(config);
-    for (path, problem) in auth.empty(&auth.rules()) {
-        tracing::warn!(file = %path.display(), "{problem}{}", files.named_by(path));
-    }
+    say_what_is_allowed(config, &auth, &files);
     let broker = Broker::new(config.broker.clone(), config.session.clone(), store, auth);
     broker.recover(started_at)?;
     tracing::info!(
@@ -441,12 +438,15 @@ fn lock_data_dir(path: &Path) -> io::Result<Option<fs::File>> {
     }
 }
 
-fn say_what_is_allowed(config: &Config) {
+fn say_what_is_allowed(config: &Config, auth: &Auth, files: &NamedFiles) {
     for listener in config.listeners.iter().filter(|listener| listener.allows_anonymous()) {
         tracing::warn!(address = %listener.address, "anonymous clients are allowed on this listener");
     }
     if config.auth.acl_file.is_none() {
         tracing::warn!("no ACL file: clients may publish and subscribe to everything");
+    }
+    for (path, problem) in auth.empty(&auth.rules()) {
+        tracing::warn!(file = %path.display(), "{problem}{}", files.named_by(path));
     }
     if config.storage.durability == Durability::Memory {
         tracing::warn!("durability is memory: nothing survives the end of the process");
