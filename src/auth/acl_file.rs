@@ -9,7 +9,7 @@
 
 use super::acl::Access;
 use super::file::{FileError, Line};
-use crate::mqtt::TopicFilter;
+use crate::mqtt::{Shown, TopicFilter};
 
 /// What a line says.
 #[derive(Debug)]
@@ -62,7 +62,10 @@ pub(super) fn statement<'a>(line: &Line<'a>) -> Result<Option<Statement<'a>>, Fi
         "user" => Ok(Some(Statement::User(rest))),
         "topic" => rule(line, keyword, rest).map(|(permission, filter)| Some(Statement::Topic(permission, filter))),
         "pattern" => rule(line, keyword, rest).map(|(permission, filter)| Some(Statement::Pattern(permission, filter))),
-        _ => Err(line.fault(0, format!("unknown word {keyword:?}; a line begins with user, topic, pattern or #"))),
+        _ => {
+            let word = Shown(keyword);
+            Err(line.fault(0, format!("unknown word \"{word}\"; a line begins with user, topic, pattern or #")))
+        }
     }
 }
 
@@ -82,15 +85,17 @@ fn rule(line: &Line<'_>, keyword: &str, rest: &str) -> Result<(Permission, Topic
         (None, "") => (Permission::ReadWrite, word),
         (Some(permission), filter) => (permission, filter),
         (None, _) => {
+            let word = Shown(word);
             let problem = format!(
-                "{word:?} is no access; write read, write, readwrite or deny there, also before a topic with spaces in it"
+                "\"{word}\" is no access; write read, write, readwrite or deny there, also before a topic with spaces in it"
             );
             return Err(line.fault(column_of(rest), problem));
         }
     };
     let filter = TopicFilter::parse(filter).map_err(|error| {
+        let shown = Shown(filter);
         let problem =
-            format!("{filter:?} is no topic filter: {error}; + stands alone in its level, # alone in the last");
+            format!("\"{shown}\" is no topic filter: {error}; + stands alone in its level, # alone in the last");
         line.fault(column_of(filter), problem)
     })?;
     Ok((permission, filter))

@@ -88,22 +88,9 @@ impl Line<'_> {
     pub(super) fn fault(&self, at: usize, problem: impl Into<String>) -> FileError {
         let before = self.text.get(..at).unwrap_or(self.text).chars().count();
         let column = self.indent.saturating_add(saturated(before)).saturating_add(1);
-        FileError { line: self.number.get(), column, ..FileError::whole(self.path, shortened(problem.into())) }
+        FileError { line: self.number.get(), column, ..FileError::whole(self.path, problem) }
     }
 }
-
-/// A file that is no text at all may hold words without end: a message quotes their beginning.
-fn shortened(problem: String) -> String {
-    let chars = problem.chars().count();
-    if chars <= PROBLEM_MAX {
-        return problem;
-    }
-    let begin = problem.chars().take(PROBLEM_MAX / 2);
-    let end = problem.chars().skip(chars - PROBLEM_MAX / 2);
-    begin.chain(['\u{2026}']).chain(end).collect()
-}
-
-const PROBLEM_MAX: usize = 400;
 
 /// The lines of `text`, with LF or CRLF at their ends, and with or without a byte order mark.
 pub(super) fn lines<'a>(text: &'a [u8], path: &'a Path) -> Result<Vec<Line<'a>>, FileError> {
@@ -173,15 +160,6 @@ mod tests {
         for (text, error) in cases {
             assert_eq!(lines(text, Path::new("f")).unwrap_err().to_string(), error);
         }
-    }
-
-    #[test]
-    fn a_word_without_end_is_quoted_in_part() {
-        let word = "w".repeat(500_000);
-        let line = Line { path: Path::new("f"), number: NonZeroU32::MIN, text: &word, indent: 0 };
-        let error = line.fault(0, format!("unknown word {word:?}; write topic")).to_string();
-        assert!(error.starts_with("f:1:1: unknown word \"www") && error.ends_with("w\"; write topic"), "{error}");
-        assert_eq!(error.chars().count(), "f:1:1: ".len() + PROBLEM_MAX + 1);
     }
 
     /// Case D143.

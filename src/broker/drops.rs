@@ -155,8 +155,6 @@ impl Broker {
             let Some(dropper) = self.dropper(id) else { continue };
             let news = dropper.with_drops(|drops| drops.news());
             match dropper {
-                // It was read from the store anew.
-                _ if news == 0 => {}
                 Dropper::Session(_) => sessions.push((Reverse(news), id)),
                 Dropper::Group(_) => groups.push((Reverse(news), id)),
             }

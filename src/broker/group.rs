@@ -491,6 +491,7 @@ impl Broker {
             view,
             appended,
             share: old.share,
+            drops: old.drops,
             ..State::default()
         };
         for (holder, entry) in std::mem::take(&mut state.leased).into_values() {

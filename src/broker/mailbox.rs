@@ -25,7 +25,7 @@ use crate::{
 
 use super::{
     drops::Drops,
-    queues::{Queues, Share},
+    queues::{Limits, Queues, Share},
 };
 
 /// Wakes one connection, and says why.
@@ -90,17 +90,6 @@ pub struct Receiver {
     inbox: Mutex<Inbox>,
 }
 
-/// How much may wait for one receiver, and what happens to more.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Messages; 0 is no limit.
-    pub messages: u64,
-    /// Bytes, stored or not; 0 is no limit.
-    pub bytes: u64,
-    /// What becomes of more.
-    pub full: QueueFull,
-}
-
 /// How far a log goes, and how far its session has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Extent {
@@ -114,6 +103,13 @@ pub struct Extent {
     pub appended: u64,
     /// The bytes of those that are settled.
     pub settled: u64,
+}
+
+impl Extent {
+    /// How many entries are not settled.
+    fn waiting(&self) -> u64 {
+        self.tail.saturating_sub(self.head).saturating_sub(self.beyond)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -518,18 +514,16 @@ impl Inbox {
 
     /// Whether this queue has no room for a message of `size` once so many messages, of so many bytes, were dropped.
     fn lacks_room(&self, size: u64, dropped: (usize, u64), receiver: &Receiver) -> bool {
-        let limits = receiver.limits;
         let mail = self.mail.len() - dropped.0;
-        (limits.messages > 0 && (mail + self.taken.0 + self.promised.0) as u64 >= limits.messages)
-            || (limits.bytes > 0 && self.held().saturating_sub(dropped.1) + size > limits.bytes)
+        let messages = (mail + self.taken.0 + self.promised.0) as u64;
+        receiver.limits.are_reached(messages, self.held().saturating_sub(dropped.1), size)
             || (receiver.logged && self.behind && mail >= HELD_MESSAGES)
     }
 
     /// How many of the oldest messages that no log holds and nobody has taken are to be dropped for one of `size`. `None` where even all of
     /// them would be dropped in vain.
     fn makes_room(&self, size: u64, receiver: &Receiver) -> Option<usize> {
-        let limit = receiver.limits.bytes;
-        if (limit > 0 && size > limit) || self.all_full(size, receiver).is_some() {
+        if receiver.limits.exclude(size) || self.all_full(size, receiver).is_some() {
             return None;
         }
         let mut oldest = self.mail.iter().filter(|delivery| delivery.source == Source::Direct);
@@ -554,18 +548,16 @@ impl Inbox {
 
     /// Why an entry of the log has no room.
     fn log_full(&self, size: u64, receiver: &Receiver) -> Option<DropReason> {
-        let Limits { mut messages, mut bytes, full } = receiver.limits;
-        if full == QueueFull::DropOldest {
-            if bytes > 0 && size > bytes {
+        let mut limits = receiver.limits;
+        if limits.full == QueueFull::DropOldest {
+            if limits.exclude(size) {
                 // All others would be dropped for it, and then itself.
                 return Some(DropReason::QueueFull);
             }
             // The session drops its oldest soon.
-            messages += if messages > 0 { SLACK_MESSAGES } else { 0 };
-            bytes += if bytes > 0 { SLACK_BYTES } else { 0 };
+            limits = limits.with_slack();
         }
-        let log = &self.log;
-        if is_full(messages, log.tail, log.head, log.beyond) || (bytes > 0 && self.held() + size > bytes) {
+        if limits.are_reached(self.log.waiting(), self.held(), size) {
             return Some(DropReason::QueueFull);
         }
         self.all_full(size, receiver)
@@ -583,10 +575,7 @@ impl Inbox {
     }
 
     fn excess(&self, receiver: &Receiver) -> (u64, u64) {
-        let Limits { messages, bytes, .. } = receiver.limits;
-        let waiting = self.log.tail.saturating_sub(self.log.head).saturating_sub(self.log.beyond);
-        let over = |waiting: u64, most: u64| if most > 0 { waiting.saturating_sub(most) } else { 0 };
-        (over(waiting, messages), over(self.held(), bytes))
+        receiver.limits.excess(self.log.waiting(), self.held())
     }
 
     /// Whether the session is to be asked to drop its oldest; one that is connected is told here.
@@ -683,12 +672,6 @@ fn direct_size(delivery: &Delivery) -> u64 {
     if delivery.source == Source::Direct { delivery.message.size() as u64 } else { 0 }
 }
 
-/// Whether no more than `limit` messages may wait in a log that ends at `tail` and is settled up to `head`, and `beyond` entries after
-/// that; 0 is no limit.
-pub(super) fn is_full(limit: u64, tail: u64, head: u64, beyond: u64) -> bool {
-    limit > 0 && tail.saturating_sub(head).saturating_sub(beyond) >= limit
-}
-
 /// A message as `receiver` gets it, before its source is known.
 pub(super) fn delivery(message: &Arc<Message>, qos: QoS, retain: bool, ids: Option<Arc<[u32]>>) -> Delivery {
     Delivery { message: message.clone(), qos, retain, subscription_ids: ids, source: Source::Direct }
@@ -699,9 +682,6 @@ const HELD_MESSAGES: usize = 4096;
 const HELD_BYTES: usize = 1 << 20;
 /// How many messages a connection takes at most at once from a queue that drops its oldest.
 const TAKEN_AT_ONCE: usize = 64;
-/// How far a log may go beyond its limits until its session has dropped the oldest: about what one turn of a connection can publish.
-pub(super) const SLACK_MESSAGES: u64 = 32_768;
-pub(super) const SLACK_BYTES: u64 = 8 << 20;
 /// What a connected client, or a shared group with a member that has room, may have waiting although all queues together are full.
 pub(super) const SERVED_BYTES: u64 = 64 * 1024;
 
@@ -713,8 +693,10 @@ mod tests {
     fn a_queue_is_full_of_what_waits() {
         #[track_caller]
         fn check((tail, head, beyond): (u64, u64, u64), expected: bool) {
-            assert_eq!(is_full(10, tail, head, beyond), expected);
-            assert!(!is_full(0, tail, head, beyond), "no limit");
+            let waiting = Extent { tail, head, beyond, ..Extent::default() }.waiting();
+            let limits = |messages| Limits { messages, bytes: 0, full: QueueFull::Refuse };
+            assert_eq!(limits(10).are_reached(waiting, u64::MAX / 2, 1), expected);
+            assert!(!limits(0).are_reached(waiting, u64::MAX / 2, 1), "no limit");
         }
         check((9, 0, 0), false);
         check((10, 0, 0), true);

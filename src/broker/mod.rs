@@ -243,7 +243,7 @@ impl Broker {
             client_id.clone(),
             identity.clone(),
             session.logged,
-            self.receiver_limits(),
+            self.queue_limits(),
             self.queues.clone(),
             Extent::default(),
         ));
@@ -264,8 +264,9 @@ impl Broker {
         self.config.max_sessions > 0 && self.metrics.sessions.get() >= self.config.max_sessions
     }
 
-    fn receiver_limits(&self) -> mailbox::Limits {
-        mailbox::Limits {
+    /// What may wait in the queue of a session, or of a shared group.
+    fn queue_limits(&self) -> queues::Limits {
+        queues::Limits {
             messages: self.limits.max_queued_messages,
             bytes: self.limits.max_queued_bytes,
             full: self.limits.queue_full,

@@ -331,7 +331,7 @@ impl Broker {
             expires_at: publish.expiry_secs.map(|secs| now.plus_secs(u64::from(secs))),
             publisher: client.session.id,
         });
-        let retain = if publish.retain { self.retained.claim(&message) } else { Retain::No };
+        let retain = self.retained.claim(&message);
         if retain == Retain::NoRoom {
             turn.counts.dropped(DropReason::RetainedFull);
             self.log_retained_full(&client.receiver, now);

@@ -213,7 +213,7 @@ impl Broker {
             }
             None => {
                 let identity = Identity::from(stored.username.as_deref().map(Arc::from));
-                let limits = self.receiver_limits();
+                let limits = self.queue_limits();
                 let queues = self.queues.clone();
                 let receiver = Arc::new(Receiver::new(stored.id, client_id, identity, true, limits, queues, extent));
                 self.receivers.insert(stored.id, receiver.clone());
@@ -270,7 +270,7 @@ impl Broker {
     fn ghost(&self, stored: &StoredWill) -> Client {
         let client_id: Arc<str> = stored.client_id.as_str().into();
         let identity = Identity::from(stored.username.as_deref().map(Arc::from));
-        let (limits, queues) = (self.receiver_limits(), self.queues.clone());
+        let (limits, queues) = (self.queue_limits(), self.queues.clone());
         let receiver =
             Receiver::new(stored.session, client_id.clone(), identity, false, limits, queues, Extent::default());
         Client {

@@ -64,10 +64,12 @@ impl Retained {
     }
 
     /// Whether there is room for `message`: then it is set aside until [`Broker::retain`] keeps it.
+    #[inline]
     pub(super) fn claim(&self, message: &Message) -> Retain {
-        if !message.retain {
-            return Retain::No;
-        }
+        if message.retain { self.claim_place(message) } else { Retain::No }
+    }
+
+    fn claim_place(&self, message: &Message) -> Retain {
         if message.payload.is_empty() {
             return Retain::Keep;
         }

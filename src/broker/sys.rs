@@ -22,11 +22,7 @@ use crate::{
     storage::Health,
 };
 
-use super::{
-    Broker, Dropped, MostDrops, Receiver, Route, Turn,
-    mailbox::{Extent, Limits},
-    publish::To,
-};
+use super::{Broker, Dropped, MostDrops, Receiver, Route, Turn, mailbox::Extent, publish::To, queues::Limits};
 
 /// What stands under `$SYS` now.
 #[derive(Debug, Default)]

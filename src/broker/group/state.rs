@@ -19,7 +19,7 @@ use super::{
     super::{
         Broker, Receiver, Turn, counted_size,
         drops::Drops,
-        mailbox::{Put, SERVED_BYTES, SLACK_BYTES, SLACK_MESSAGES, is_full},
+        mailbox::{Put, SERVED_BYTES},
         publish::{HandOver, lower},
         queues::Share,
     },
@@ -125,9 +125,7 @@ impl State {
 
     /// Why there is no room for a message of `size`.
     pub(super) fn full(&self, broker: &Broker, size: u64) -> Option<DropReason> {
-        let limits = &broker.limits;
-        let many = is_full(limits.max_queued_messages, self.tail, self.view.head(), self.view.settled_beyond());
-        if many || limits.max_queued_bytes > 0 && self.held() + size > limits.max_queued_bytes {
+        if broker.queue_limits().are_reached(self.unsettled(), self.held(), size) {
             return Some(DropReason::QueueFull);
         }
         self.all_full(broker, size).then_some(DropReason::AllQueuesFull)
@@ -142,20 +140,23 @@ impl State {
     /// Whether there is room for a message of `size` once the oldest that were never sent are dropped, as many as it takes of those that
     /// are here.
     pub(super) fn can_make_room(&self, broker: &Broker, size: u64) -> bool {
-        let (most, most_bytes) = (broker.limits.max_queued_messages, broker.limits.max_queued_bytes);
-        if most_bytes > 0 && size > most_bytes || self.all_full(broker, size) {
+        let limits = broker.queue_limits();
+        if limits.exclude(size) || self.all_full(broker, size) {
             return false;
         }
         let mut oldest = self.waiting.iter().filter(|entry| !entry.again);
-        let (tail, head) = (self.tail, self.view.head());
-        let (mut beyond, mut held) = (self.view.settled_beyond(), self.held());
-        let waiting = tail.saturating_sub(head);
-        while most > 0 && waiting.saturating_sub(beyond) >= most || most_bytes > 0 && held + size > most_bytes {
+        let (mut unsettled, mut held) = (self.unsettled(), self.held());
+        while limits.are_reached(unsettled, held, size) {
             let Some(entry) = oldest.next() else { return false };
-            beyond += 1;
+            unsettled = unsettled.saturating_sub(1);
             held = held.saturating_sub(entry.message.size() as u64);
         }
         true
+    }
+
+    /// How many messages wait, or are leased.
+    fn unsettled(&self) -> u64 {
+        self.tail.saturating_sub(self.view.head()).saturating_sub(self.view.settled_beyond())
     }
 
     fn held(&self) -> u64 {
@@ -186,28 +187,24 @@ impl State {
 
     /// Whether a message of `size` is taken beyond the limits until the oldest, which is in the log alone, has been read.
     pub(super) fn has_slack(&self, broker: &Broker, size: u64) -> bool {
-        let (most, most_bytes) = (broker.limits.max_queued_messages, broker.limits.max_queued_bytes);
-        let beyond = |limit: u64, slack: u64| if limit > 0 { limit + slack } else { 0 };
-        let (tail, head, settled) = (self.tail, self.view.head(), self.view.settled_beyond());
+        let limits = broker.queue_limits();
         self.behind
-            && !is_full(beyond(most, SLACK_MESSAGES), tail, head, settled)
-            && (most_bytes == 0 || size <= most_bytes && self.held() + size <= most_bytes + SLACK_BYTES)
+            && !limits.exclude(size)
+            && !limits.with_slack().are_reached(self.unsettled(), self.held(), size)
             && !self.all_full(broker, size)
     }
 
     /// Drops the oldest of what was taken beyond the limits, as far as it is here. How many.
     pub(super) fn drop_excess(&mut self, group: &Group, broker: &Broker) -> u64 {
-        let (most, most_bytes) = (broker.limits.max_queued_messages, broker.limits.max_queued_bytes);
+        let limits = broker.queue_limits();
         let mut dropped = 0;
-        loop {
-            let waiting = self.tail.saturating_sub(self.view.head()).saturating_sub(self.view.settled_beyond());
-            if !(most > 0 && waiting > most || most_bytes > 0 && self.held() > most_bytes) {
-                return dropped;
-            }
-            let Some(oldest) = self.take_oldest() else { return dropped };
+        while limits.excess(self.unsettled(), self.held()) != (0, 0)
+            && let Some(oldest) = self.take_oldest()
+        {
             self.settle(group, oldest);
             dropped += 1;
         }
+        dropped
     }
 
     /// Nobody gets so many messages. Those that may be missed are not counted.

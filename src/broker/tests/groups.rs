@@ -27,7 +27,7 @@ use crate::{
 type Name = (usize, u64);
 
 fn receiver(broker: &Broker, session: u64, client_id: Arc<str>) -> Receiver {
-    let (limits, queues) = (broker.receiver_limits(), broker.queues.clone());
+    let (limits, queues) = (broker.queue_limits(), broker.queues.clone());
     Receiver::new(session, client_id, Identity::ANONYMOUS, false, limits, queues, mailbox::Extent::default())
 }
 

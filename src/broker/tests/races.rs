@@ -50,7 +50,7 @@ fn message(number: u64) -> Arc<Message> {
     })
 }
 
-fn receiver(logged: bool, limits: mailbox::Limits) -> Receiver {
+fn receiver(logged: bool, limits: queues::Limits) -> Receiver {
     Receiver::new(1, "c".into(), Identity::ANONYMOUS, logged, limits, Arc::default(), mailbox::Extent::default())
 }
 
@@ -91,7 +91,7 @@ impl Wake for Bell {
 #[test]
 fn a_mailbox_wakes_its_receiver() {
     for _ in 0..20 {
-        let limits = mailbox::Limits { messages: 0, bytes: 0, full: Default::default() };
+        let limits = queues::Limits { messages: 0, bytes: 0, full: Default::default() };
         let receiver = Arc::new(receiver(false, limits));
         let signal = Arc::new(Signal::default());
         receiver.online(signal.clone(), 0, 0);
@@ -134,7 +134,7 @@ fn a_mailbox_wakes_its_receiver() {
 #[test]
 fn a_mailbox_that_fell_behind_opens_again() {
     let broker = broker();
-    let limits = mailbox::Limits { messages: 0, bytes: 0, full: Default::default() };
+    let limits = queues::Limits { messages: 0, bytes: 0, full: Default::default() };
     let receiver = Arc::new(receiver(true, limits));
     let signal = Arc::new(Signal::default());
     receiver.online(signal.clone(), 0, 0);
@@ -358,7 +358,7 @@ fn a_group_that_fell_behind_reads_its_log() {
         let subscribe = Subscribe { packet_id: PacketId::MIN, subscription_id: None, filters };
         broker.subscribe(client, &mut turn, subscribe, 0, now);
         drop(owner);
-        let (limits, extent) = (broker.receiver_limits(), mailbox::Extent::default());
+        let (limits, extent) = (broker.queue_limits(), mailbox::Extent::default());
         let publisher = Receiver::new(9, "p".into(), Identity::ANONYMOUS, false, limits, Arc::default(), extent);
         let mut owner =
             broker.registry.claim(&broker, &"p".into(), &Identity::ANONYMOUS, &signal).await.expect("alone");
