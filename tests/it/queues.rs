@@ -483,7 +483,8 @@ fn what_is_promised_is_kept() {
     let broker = with("max_queued_messages = 10");
     let mut there = broker.v5("there");
     there.subscribe("t", 2);
-    let mut publisher = broker.v5("publisher");
+    // What the store remembers of it goes by a commit.
+    let mut publisher = broker.connect(&Connect::v5("publisher").persistent());
     let publish = |n: u16| wire::publish(true, &Publish { id: n, ..publish_of("t", n.to_string(), 2) });
     publisher.send(&(1..=100).flat_map(publish).collect::<Vec<u8>>());
     let codes: Vec<u8> = (1..=100).map(|n| publisher.acknowledged(wire::PUBREC, n)).collect();
