@@ -23,6 +23,8 @@ mod drain;
 #[cfg(feature = "rocksdb")]
 mod durability;
 mod first_light;
+#[cfg(feature = "rocksdb")]
+mod formats;
 mod groups;
 mod hostile;
 #[cfg(feature = "rocksdb")]
