@@ -34,6 +34,8 @@ pub struct Config {
     pub network: net::Config,
     /// What survives a crash, and how well.
     pub storage: storage::Config,
+    /// Topics that are kept otherwise.
+    pub durability: storage::Rules,
     /// Who may come in and do what.
     pub auth: auth::Config,
     /// What all clients share.
@@ -52,6 +54,7 @@ impl Default for Config {
             listeners: vec![ListenerConfig::default()],
             network: net::Config::default(),
             storage: storage::Config::default(),
+            durability: storage::Rules::default(),
             auth: auth::Config::default(),
             broker: broker::Config::default(),
             session: session::Limits::default(),
@@ -232,6 +235,8 @@ pub fn data_dir(env: &[(OsString, OsString)]) -> Option<PathBuf> {
 pub struct OptionInfo {
     /// The table it stands in: `session`, `listener.tls`.
     pub table: String,
+    /// The list whose elements have it, if any: `listener`.
+    pub list: Option<String>,
     /// Its key in that table.
     pub key: &'static str,
     /// Its type.
@@ -252,8 +257,9 @@ pub fn options() -> Vec<OptionInfo> {
                 key => value.get(key),
             });
             let (key, table) = path.split_last()?;
+            let list = schema::list_of(&path).map(|list| list.join("."));
             let table: Vec<&str> = table.iter().copied().filter(|step| *step != schema::ELEMENT).collect();
-            Some(OptionInfo { table: table.join("."), key, kind, default: default.and_then(to_toml) })
+            Some(OptionInfo { table: table.join("."), list, key, kind, default: default.and_then(to_toml) })
         })
         .collect()
 }

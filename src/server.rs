@@ -116,7 +116,7 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     make_data_dir(data_dir).map_err(unusable)?;
     let _held_until_the_end =
         lock_data_dir(data_dir).map_err(unusable)?.ok_or_else(|| Error::InUse { path: data_dir.clone() })?;
-    let store = Arc::new(Store::open(data_dir, &config.storage)?);
+    let store = Arc::new(Store::open(data_dir, &config.storage)?.with_rules(config.durability.clone()));
     let auth = Auth::load(&config.auth)
         .map_err(|source| Error::Auth { named_by: files.named_by(&source.path).to_owned(), source })?;
     say_what_is_allowed(config, &auth, &files);

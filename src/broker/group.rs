@@ -31,8 +31,9 @@ use crate::{
 use super::{
     Broker, Client, Turn,
     drops::Drops,
+    hand_over::HandOver,
     is_of_broker,
-    publish::{HandOver, Op, log_state},
+    publish::{Op, log_state},
 };
 pub(super) use choice::hash_of;
 use state::{Entry, LOOK_PAST, Member, State};

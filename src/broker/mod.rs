@@ -6,6 +6,7 @@ pub mod config;
 mod drops;
 mod farewell;
 mod group;
+mod hand_over;
 mod mailbox;
 mod overfull;
 mod publish;

@@ -17,13 +17,14 @@ use crate::{
     metrics::{Counts, DropReason},
     mqtt::{Message, PacketId, QoS, ReasonCode, Shown, Timestamp, TopicName, packet::AckKind, packet::Publish},
     router::{Match, Target},
-    session::{Delivery, Reply, Source, Violation, limits::QueueFull},
-    storage::{Batch, Body, OpenEntry, Outcome},
+    session::{Delivery, Reply, Violation, limits::QueueFull},
+    storage::{Batch, Body, Level, OpenEntry},
 };
 
 use super::{
     Broker, Client, Group, Receiver, Signal, Throttle,
     group::{Given, hash_of},
+    hand_over::HandOver,
     mailbox::{Extent, Put, delivery},
     retained::Retain,
 };
@@ -34,8 +35,10 @@ pub struct Turn {
     ops: Vec<Op>,
     /// Something in `ops` goes to the store.
     stored: bool,
-    /// A reply waits for what is in `ops`.
+    /// A reply waits for what is in `ops`, and it is to be as durable as the store.
     awaited: bool,
+    /// A reply waits for a message in `ops`: for this level of its topic, or a higher one's.
+    level: Option<Level>,
     /// Whom to wake at the end of the turn.
     touched: Vec<Arc<Signal>>,
     /// What was counted.
@@ -92,6 +95,10 @@ pub struct Route {
     logged: bool,
     /// So does one of QoS 0.
     keeps_all: bool,
+    /// What the acknowledgement of a message waits for, where it waits for the store.
+    level: Level,
+    /// The same of one of QoS 2.
+    level_exactly_once: Level,
     /// Subscribers that the ACL keeps this topic from.
     withheld: u64,
 }
@@ -117,79 +124,6 @@ struct Routes {
     by_topic: HashMap<Box<str>, Arc<Route>, foldhash::fast::RandomState>,
     /// What `by_topic` takes, in bytes, roughly.
     bytes: usize,
-}
-
-/// What a commit hands over: QoS 2, and what follows it from the same publisher.
-#[derive(Debug)]
-pub(super) struct HandOver {
-    pub(super) commit: u64,
-    deliveries: Vec<(Arc<Receiver>, Delivery)>,
-    /// Groups with entries that wait for it.
-    groups: Vec<Arc<Group>>,
-}
-
-impl HandOver {
-    pub(super) fn new(batch: &Batch) -> Self {
-        Self { commit: batch.lsn().0, deliveries: Vec::new(), groups: Vec::new() }
-    }
-
-    /// Leaves it to the commit of `batch`; what it gives is set once that has handed over. None where there is nothing to do.
-    pub(super) fn by_commit(self, broker: &Broker, batch: &mut Batch) -> Option<Arc<AtomicBool>> {
-        if self.is_empty() {
-            return None;
-        }
-        let broker = broker.this()?;
-        let handed_over = Arc::new(AtomicBool::new(false));
-        let done = handed_over.clone();
-        batch.after_commit(Box::new(move |outcome| {
-            self.run(&broker, outcome);
-            done.store(true, Ordering::Release);
-        }));
-        Some(handed_over)
-    }
-
-    /// Why it is refused now, since its publisher could not be told later.
-    pub(super) fn push(&mut self, receiver: &Arc<Receiver>, delivery: Delivery) -> Option<DropReason> {
-        if delivery.source == Source::Direct
-            && let Some(reason) = receiver.promise(delivery.message.size())
-        {
-            return Some(reason);
-        }
-        self.deliveries.push((receiver.clone(), delivery));
-        None
-    }
-
-    pub(super) fn await_commit(&mut self, group: &Arc<Group>) {
-        if !self.groups.iter().any(|one| Arc::ptr_eq(one, group)) {
-            self.groups.push(group.clone());
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.deliveries.is_empty() && self.groups.is_empty()
-    }
-
-    /// Where the commit failed, the publisher of what is QoS 2 or logged is told so; the rest is handed over all the same.
-    fn run(self, broker: &Broker, outcome: Outcome) {
-        let mut turn = Turn::default();
-        for (receiver, delivery) in self.deliveries {
-            let logged = delivery.source != Source::Direct;
-            if !logged {
-                receiver.keep_promise(delivery.message.size());
-            }
-            if outcome == Outcome::Durable && logged {
-                turn.touch(receiver.committed(delivery));
-            } else if outcome == Outcome::Durable || !logged && delivery.message.qos != QoS::ExactlyOnce {
-                turn.put(&receiver, delivery);
-            } else if !logged {
-                turn.counts.dropped(DropReason::StorageFailed);
-            }
-        }
-        for group in self.groups {
-            group.committed(broker, &mut turn, crate::clock::now());
-        }
-        broker.finish(&mut turn);
-    }
 }
 
 impl Turn {
@@ -260,6 +194,10 @@ impl Drop for Turn {
 }
 
 impl Route {
+    fn level(&self, qos: QoS) -> Level {
+        if qos == QoS::ExactlyOnce { self.level_exactly_once } else { self.level }
+    }
+
     /// What it takes in memory with its place in the cache, roughly.
     fn bytes(&self) -> usize {
         size_of::<Self>() + 64 + 2 * self.topic.as_str().len() + self.hops.len() * size_of::<Hop>()
@@ -351,7 +289,7 @@ impl Broker {
         let answer = publish.packet_id.map(|packet_id| {
             let reason = if route.hops.is_empty() { ReasonCode::NoMatchingSubscribers } else { ReasonCode::Success };
             client.session.acknowledge(answer(publish.qos, packet_id, reason), durable);
-            turn.awaited |= durable;
+            turn.level = turn.level.max(durable.then_some(route.level(publish.qos)));
             Answer { packet_id, queued: client.session.queued() }
         });
         turn.ops.push(Op::Publish { message, route, answer, record, retain });
@@ -484,6 +422,7 @@ impl Broker {
         let rules = self.auth.rules();
         let verdict = rules.verdict(publisher.identity.who(&publisher.client_id), Access::Publish, &topic);
         let denied = (!verdict.allowed).then(|| verdict.line.map_or(0, NonZeroU32::get));
+        let level = self.store.level(&topic);
         let mut route = Route {
             topic,
             part,
@@ -494,6 +433,8 @@ impl Broker {
             publisher: 0,
             logged: false,
             keeps_all: false,
+            level,
+            level_exactly_once: level,
             withheld: 0,
         };
         let may_receive = |identity: &Identity, client_id: &str| {
@@ -510,6 +451,11 @@ impl Broker {
                     }
                     route.logged |= receiver.logged && matched.qos != QoS::AtMostOnce;
                     route.keeps_all |= receiver.logged && self.limits.queue_qos0;
+                    if receiver.logged && matched.qos == QoS::ExactlyOnce {
+                        // Its packet id comes from the log. Were the entry lost and the id given to a durable one, the client would
+                        // take that for a duplicate.
+                        route.level_exactly_once = level.max(self.store.durability().level());
+                    }
                     To::Receiver(receiver)
                 }
                 // Its members' rights are looked at when one of them is chosen.
@@ -539,10 +485,13 @@ impl Broker {
             return;
         }
         turn.stored = false;
-        let awaited = std::mem::take(&mut turn.awaited);
+        let (awaited, level) = (std::mem::take(&mut turn.awaited), turn.level.take());
         let (handed_over, lsn) = self.store.write(|batch| {
             if awaited {
                 batch.require_durable();
+            }
+            if let Some(level) = level {
+                batch.require(level);
             }
             let mut later = HandOver::new(batch);
             for op in &ops {
@@ -635,6 +584,9 @@ impl Broker {
                     self.retain(message, &client.receiver, *retain, batch, now);
                 }
                 let by_commit = held || !later.is_empty() || message.qos == QoS::ExactlyOnce;
+                if message.qos == QoS::ExactlyOnce {
+                    later.level = later.level.max(route.level_exactly_once);
+                }
                 let dropped = self.store_and_give(message, route, turn, batch, by_commit.then_some(later), now);
                 let refused = dropped.is_some_and(|reason| self.refuse_if_alone(client, op, reason));
                 if let Some(answer) = answer.filter(|_| *record && !refused) {

@@ -40,6 +40,11 @@ pub(super) fn faults(config: &Config, origins: &Origins) -> Vec<Fault> {
         let problem = "this build has no durable store (feature `rocksdb`): only \"memory\" can be served";
         fault("storage.durability".into(), problem.into());
     }
+    if config.storage.durability == Durability::Memory && !config.durability.rules.is_empty() {
+        let problem = "nothing is stored with storage.durability = \"memory\", so no topic can be kept better: drop the rules, or set \
+                       \"os\" or \"fsync\"";
+        fault("durability.rule".into(), problem.into());
+    }
     if config.storage.commit_max_bytes < COMMIT_MIN_BYTES {
         let problem = format!("nothing would ever be committed: at least {COMMIT_MIN_BYTES}");
         fault("storage.commit_max_bytes".into(), problem);

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::fault::{ConfigErrors, Fault, Origin, Origins, did_you_mean};
-use super::schema::{self, ELEMENT, Kind, Node};
+use super::schema::{self, ELEMENT, Kind};
 use super::{Config, Flags, file};
 
 /// The prefix of the environment variables that set options.
@@ -123,20 +123,19 @@ fn unknown_variable<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone
         let meant = known.into_iter().find(|known| bare(known) == bare(name))?;
         return Some(format!("unknown variable; did you mean {meant}?"));
     }
-    let lists = schema_lists();
-    if let Some(list) = lists.iter().find(|list| name.starts_with(variable_name(&[list]).as_str())) {
-        return Some(format!("[[{list}]] is a list, which no variable can set; use the file (or --listen)"));
+    if let Some(list) = lists().iter().find(|list| name.starts_with(&variable_name(list))) {
+        let flag = if *list == ["listener"] { " (or --listen)" } else { "" };
+        return Some(format!("[[{}]] is a list, which no variable can set; use the file{flag}", list.join(".")));
     }
     Some(format!("unknown variable{}", did_you_mean(name, known)))
 }
 
-fn schema_lists() -> Vec<&'static str> {
-    match schema::node(&[]) {
-        Some(Node::Table(keys)) => {
-            keys.iter().copied().filter(|key| schema::node(&[key]) == Some(Node::List)).collect()
-        }
-        _ => Vec::new(),
-    }
+/// Every list, as a path.
+fn lists() -> Vec<Vec<&'static str>> {
+    let mut lists: Vec<_> =
+        schema::leaves().iter().filter_map(|(path, _)| schema::list_of(path).map(<[_]>::to_vec)).collect();
+    lists.dedup();
+    lists
 }
 
 /// The text of a variable as a value of its option's type: never guessed from its looks.

@@ -76,6 +76,11 @@ pub fn leaves() -> Vec<(Vec<&'static str>, Kind)> {
     leaves
 }
 
+/// The list in whose elements `path` is, if any.
+pub fn list_of<'a, 's>(path: &'a [&'s str]) -> Option<&'a [&'s str]> {
+    path.get(..path.iter().position(|step| *step == ELEMENT)?)
+}
+
 struct Probe<'p> {
     path: &'p [&'p str],
     goal: Goal<'p>,

@@ -66,6 +66,24 @@ fn what_is_wrong_is_refused_with_its_place_and_what_to_do() {
             file("[storage]\ndurability = 'fsnc'\n"),
             &["p.toml:2:14: storage.durability: unknown variant", "mean fsync?"],
         ),
+        (
+            file("[[durability.rule]]\nfilter = 'a/#/b'\nlevel = 'os'\n"),
+            &["p.toml:2:10: durability.rule[0].filter: \"a/#/b\" is no topic filter: `#` stands only at the end"],
+        ),
+        (
+            file("[[durability.rule]]\nfilter = '$share/g/a/#'\nlevel = 'os'\n"),
+            &["p.toml:2:10: durability.rule[0].filter: ", "write \"a/#\""],
+        ),
+        (
+            file("[[durability.rule]]\nfilter = 'a'\nlevel = 'memory'\n"),
+            &["p.toml:3:9: durability.rule[0].level: unknown variant `memory`, expected `os` or `fsync`"],
+        ),
+        (file("[[durability.rule]]\nfilter = 'a'\n"), &["p.toml:1:1: durability.rule[0]: missing field `level`"]),
+        (file("[[durability.rules]]\n"), &["durability.rules: unknown key; did you mean rule?"]),
+        (
+            file("[[durability.rule]]\nfilter = 'a'\nlevel = 'os'\n"),
+            &["p.toml:1:1: durability.rule: nothing is stored with storage.durability = \"memory\""],
+        ),
         (file("[auth]\nclient_id_with_slash_fills_pattern = 'yes'\n"), &["expected a boolean"]),
         (file("[auth]\npassword_file = ''\n"), &["p.toml:2:17: auth.password_file: the path is empty"]),
         (file("[[listener]]\naddress = 'localhost:1883'\n"), &["p.toml:2:11: listener[0].address: ", "socket address"]),
@@ -99,6 +117,10 @@ fn what_is_wrong_is_refused_with_its_place_and_what_to_do() {
         (env(&[("PINNACE__SESSION__RECEIVE_MAXIMUM", "0")]), &["expected a nonzero u16"]),
         (env(&[("PINNACE__SESSION__RECEIVE_MAXIMUM", "")]), &["the value is empty; unset the variable"]),
         (env(&[("PINNACE__AUTH__CLIENT_ID_WITH_SLASH_FILLS_PATTERN", "1")]), &["`1` is neither true nor false"]),
+        (
+            env(&[("PINNACE__DURABILITY__RULE__0__LEVEL", "os")]),
+            &["[[durability.rule]] is a list, which no variable can set; use the file"],
+        ),
         (
             env(&[("PINNACE__LISTENER__0__ADDRESS", "127.0.0.1:1")]),
             &["[[listener]] is a list, which no variable can set"],

@@ -5,8 +5,8 @@
 use std::{collections::HashMap, fmt};
 
 use super::{
-    Author, BodyId, EntryHead, LogId, LogState, Lsn, OpenEntry, Outcome, Seq, SessionId, StoredGroup, StoredSession,
-    StoredSubscription, StoredWill,
+    Author, BodyId, EntryHead, Level, LogId, LogState, Lsn, OpenEntry, Outcome, Seq, SessionId, StoredGroup,
+    StoredSession, StoredSubscription, StoredWill,
     engine::{Ops, Table},
     garbage::Garbage,
     keys::{self, OwnerKey},
@@ -19,8 +19,10 @@ use crate::mqtt::{Message, PacketId, TopicName};
 pub struct Batch {
     pub(super) lsn: Lsn,
     pub(super) ops: Ops,
-    /// Somebody waits for this batch: write it soon, and synced where the durability asks for it.
-    pub(super) required: bool,
+    /// Somebody waits for this batch: write it soon, and synced if that is what they need.
+    pub(super) required: Option<Level>,
+    /// As durable as the store is.
+    level: Level,
     pub(super) callbacks: Vec<Callback>,
     /// Logs that this batch discards.
     pub(super) garbage: Vec<Garbage>,
@@ -56,17 +58,23 @@ impl Batch {
         self.lsn
     }
 
-    /// Somebody waits for the outcome of this batch: it is committed soon, and synced where the durability is `fsync`.
-    /// Without it, the batch may wait for `lazy_commit_millis`, and its outcome stays pending until a later batch is synced.
-    pub fn require_durable(&mut self) {
-        self.required = true;
+    /// Somebody waits for the outcome of this batch: it is committed soon, and its outcome is known once it has reached the highest level
+    /// that anybody asked for. So the number of the batch is all that those who wait need to know.
+    /// Where nobody asks, the batch may wait for `lazy_commit_millis`, and is not synced before a later one is.
+    pub fn require(&mut self, level: Level) {
+        self.required = self.required.max(Some(level));
     }
 
-    /// Runs `f` once the outcome of this batch is known, in the order of these calls, after the outcome is visible in
-    /// [`super::Store::outcome`] and before those who wait for it are woken. Implies [`Batch::require_durable`]. `f` may call
+    /// [`Batch::require`], as durable as the store is: for what belongs to no topic.
+    pub fn require_durable(&mut self) {
+        self.require(self.level);
+    }
+
+    /// Runs `f` once the outcome of this batch at `level` is known, in the order of these calls, after the outcome is visible in
+    /// [`super::Store::outcome`] and before those who wait for it are woken. Implies [`Batch::require`]. `f` may call
     /// [`super::Store::write`].
-    pub fn after_commit(&mut self, f: Callback) {
-        self.required = true;
+    pub fn after_commit(&mut self, level: Level, f: Callback) {
+        self.require(level);
         self.callbacks.push(f);
     }
 
@@ -215,11 +223,12 @@ impl Batch {
         self.delete_owner(log);
     }
 
-    pub(super) fn new(opened: Opened) -> (Self, Vec<Garbage>) {
+    pub(super) fn new(opened: Opened, level: Level) -> (Self, Vec<Garbage>) {
         let mut batch = Self {
             lsn: Lsn(1),
             ops: Ops::default(),
-            required: false,
+            required: None,
+            level,
             callbacks: Vec::new(),
             garbage: Vec::new(),
             ids: Ids { next: 1, reserved: 1 },
@@ -249,7 +258,7 @@ impl Batch {
 
     /// Whether there is nothing to commit.
     pub(super) fn is_empty(&self) -> bool {
-        self.ops.is_empty() && !self.required && self.bodies.touched.is_empty()
+        self.ops.is_empty() && self.required.is_none() && self.bodies.touched.is_empty()
     }
 
     /// Gives up what it holds, but for the callbacks.
@@ -257,7 +266,7 @@ impl Batch {
         self.ops.clear(0);
         self.garbage.clear();
         self.bodies.touched.clear();
-        self.required = false;
+        self.required = None;
         std::mem::take(&mut self.callbacks)
     }
 

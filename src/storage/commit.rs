@@ -17,7 +17,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    Batch, Callback, Config, Durability, Engine, Error, Lsn, Ops, Outcome,
+    Batch, Callback, Config, Engine, Error, Level, Lsn, Ops, Outcome,
     garbage::{Collector, Garbage},
     recover,
 };
@@ -78,7 +78,7 @@ struct Spare {
 
 impl Committer {
     pub(super) fn new(engine: Arc<dyn Engine>, config: &Config, pace: Pace) -> Result<Self, Error> {
-        let (batch, discarded) = Batch::new(recover::open(&*engine)?);
+        let (batch, discarded) = Batch::new(recover::open(&*engine)?, config.durability.level());
         let garbage = Collector::default();
         garbage.restart(discarded, batch.generation);
         Ok(Self {
@@ -145,7 +145,7 @@ impl Committer {
         Lsn(self.marks.written.load(Ordering::Acquire))
     }
 
-    /// The last batch that is durable.
+    /// The last batch that is as durable as the store.
     pub(super) fn durable(&self) -> Lsn {
         Lsn(self.marks.durable.load(Ordering::Acquire))
     }
@@ -249,7 +249,7 @@ impl Committer {
     pub(super) fn stop(&self) {
         let mut open = self.open.lock();
         open.stop = true;
-        open.batch.required = true;
+        open.batch.require_durable();
         drop(open);
         self.work.notify_one();
         self.garbage.stop();
@@ -300,7 +300,7 @@ impl Committer {
         drop(open);
         room.wake();
 
-        let sync = required && self.config.durability == Durability::Fsync;
+        let sync = required == Some(Level::Fsync);
         let written = match (spare.ops.is_empty(), sync) {
             (false, _) => self.engine.write(&spare.ops, sync),
             (true, true) => self.engine.sync(),
@@ -320,17 +320,16 @@ impl Committer {
     }
 
     fn succeed(&self, lsn: Lsn, sync: bool, callbacks: Vec<Callback>, discarded: &mut Vec<Garbage>) {
+        if sync || self.config.durability.level() == Level::Os {
+            self.marks.durable.store(lsn.0, Ordering::Release);
+        }
         self.marks.written.store(lsn.0, Ordering::Release);
         self.garbage.committed(discarded);
-        if !sync && self.config.durability == Durability::Fsync {
-            return;
-        }
-        self.marks.durable.store(lsn.0, Ordering::Release);
         run(callbacks, Outcome::Durable);
         self.wake_through(lsn);
     }
 
-    /// Batch `lsn` is lost, the open one with it, and those before it that nobody had synced.
+    /// Batch `lsn` is lost, and the open one with it. Those before it have reached what was asked of them.
     fn fail(&self, lsn: Lsn, error: Arc<Error>, mut callbacks: Vec<Callback>) {
         let mut open = self.open.lock();
         self.marks.failed(lsn);
@@ -347,11 +346,11 @@ impl Committer {
         failed.wake();
     }
 
-    /// Somebody waits for batch `lsn`.
+    /// Somebody waits for batch `lsn`. One that is open no more is on its way.
     fn require(&self, lsn: Lsn) {
         let mut open = self.open.lock();
-        if lsn.0 > self.marks.required.load(Ordering::Acquire) && open.failure.is_none() {
-            open.batch.required = true;
+        if lsn == open.batch.lsn && open.batch.required.is_none() && open.failure.is_none() {
+            open.batch.require(Level::Os);
             self.marks.required.store(open.batch.lsn.0, Ordering::Release);
             drop(open);
             match self.pace {
@@ -400,7 +399,7 @@ impl Open {
     /// After something was added; says whether the committing thread should know.
     fn added(&mut self, config: &Config, marks: &Marks) -> bool {
         let lsn = self.batch.lsn.0;
-        if self.batch.required && marks.required.load(Ordering::Acquire) < lsn {
+        if self.batch.required.is_some() && marks.required.load(Ordering::Acquire) < lsn {
             marks.required.store(lsn, Ordering::Release);
             return true;
         }
@@ -414,7 +413,7 @@ impl Open {
     fn due(&self, config: &Config) -> Due {
         match self.since {
             _ if self.failure.is_some() => Due::Never,
-            _ if self.batch.required || self.batch.ops.size() >= config.commit_max_bytes => Due::Now,
+            _ if self.batch.required.is_some() || self.batch.ops.size() >= config.commit_max_bytes => Due::Now,
             None => Due::Never,
             Some(since) => match since.checked_add(Duration::from_millis(config.lazy_commit_millis)) {
                 Some(at) if Instant::now() < at => Due::At(at),
@@ -424,8 +423,8 @@ impl Open {
         }
     }
 
-    /// Moves the batch out and opens the next one; says which it was, and whether somebody waits for it.
-    fn take(&mut self, spare: &mut Spare) -> (Lsn, bool) {
+    /// Moves the batch out and opens the next one; says which it was, and what those who wait for it need.
+    fn take(&mut self, spare: &mut Spare) -> (Lsn, Option<Level>) {
         self.batch.seal();
         std::mem::swap(&mut self.batch.ops, &mut spare.ops);
         std::mem::swap(&mut self.batch.callbacks, &mut spare.callbacks);
@@ -448,9 +447,11 @@ impl Counts {
 /// What has become of the batches.
 #[derive(Debug, Default)]
 struct Marks {
+    /// Batches up to this one have reached what was asked of them.
     written: AtomicU64,
+    /// Batches up to this one are as durable as the store.
     durable: AtomicU64,
-    /// Batches up to this one are synced, or will be without anybody asking again. Raised under the lock of the open batch.
+    /// Batches up to this one are committed soon, without anybody asking again. Raised under the lock of the open batch.
     required: AtomicU64,
     /// The last batch that failed: 0 before the first, `u64::MAX` while nothing works.
     last_failed: AtomicU64,
@@ -461,11 +462,11 @@ struct Marks {
 
 impl Marks {
     fn outcome(&self, lsn: Lsn) -> Outcome {
-        // In this order: what failed is known before the batches after it are durable.
-        let durable = self.durable.load(Ordering::Acquire);
+        // In this order: what failed is known before the batches after it are written.
+        let written = self.written.load(Ordering::Acquire);
         let failed = lsn.0 <= self.last_failed.load(Ordering::Acquire)
             && self.failures.lock().iter().any(|&(from, to)| (from..=to).contains(&lsn.0));
-        match lsn.0 <= durable {
+        match lsn.0 <= written {
             _ if failed => Outcome::Failed,
             true => Outcome::Durable,
             false => Outcome::Pending,
@@ -473,7 +474,7 @@ impl Marks {
     }
 
     fn failed(&self, lsn: Lsn) {
-        let from = lsn.0.min(self.durable.load(Ordering::Acquire) + 1);
+        let from = lsn.0.min(self.written.load(Ordering::Acquire) + 1);
         let mut failures = self.failures.lock();
         if failures.len() == FAILURES_KEPT {
             // Nobody waits any more for what was between the two oldest.

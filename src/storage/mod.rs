@@ -5,6 +5,7 @@
 
 mod batch;
 mod commit;
+mod durability;
 mod engine;
 mod error;
 #[doc(hidden)]
@@ -31,9 +32,12 @@ use std::{
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::mqtt::TopicName;
+
 use commit::{Committer, Pace};
 
 pub use batch::{Batch, Body, Callback};
+pub use durability::{Durability, Level, Rule, Rules};
 pub use engine::{Engine, Op, Ops, Table, Visit};
 pub use error::{Error, Unreadable};
 pub use log::{LogEntry, RecoveredLog};
@@ -63,35 +67,10 @@ pub struct Lsn(pub u64);
 pub enum Outcome {
     /// Not yet known.
     Pending,
-    /// It survives what the durability promises to survive.
+    /// It survives what anybody who wrote into it has asked for by [`Batch::require`].
     Durable,
     /// Nobody may count on it. Whether it is stored is known again after [`Store::reopen`].
     Failed,
-}
-
-/// How much a commit survives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Durability {
-    /// The loss of power: acknowledgements wait for the disk.
-    #[default]
-    Fsync,
-    /// The death of the process: acknowledgements wait for the operating system.
-    Os,
-    /// Nothing.
-    Memory,
-}
-
-impl Durability {
-    /// As it is written in the configuration.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fsync => "fsync",
-            Self::Os => "os",
-            Self::Memory => "memory",
-        }
-    }
 }
 
 /// Options of the store.
@@ -136,7 +115,7 @@ pub struct Health {
     pub failure: Option<String>,
     /// The last batch that was written.
     pub written: u64,
-    /// The last batch that is durable.
+    /// The last batch that is as durable as the store.
     pub durable: u64,
     /// How many batches were written since the start.
     pub batches: u64,
@@ -153,6 +132,7 @@ pub struct Health {
 /// The store. Dropping it closes it.
 pub struct Store {
     committer: Arc<Committer>,
+    rules: Rules,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -176,7 +156,7 @@ impl Store {
     pub fn with_engine(engine: Arc<dyn Engine>, config: &Config) -> Result<Self, Error> {
         let pace = if config.durability == Durability::Memory { Pace::AtOnce } else { Pace::Threaded };
         let committer = Arc::new(Committer::new(engine, config, pace)?);
-        let store = Self { committer, threads: Mutex::default() };
+        let store = Self { committer, rules: Rules::default(), threads: Mutex::default() };
         if pace == Pace::Threaded {
             store.spawn("pinnace-commit", Committer::run)?;
         }
@@ -184,11 +164,18 @@ impl Store {
         Ok(store)
     }
 
+    /// The same store, with topics that are kept otherwise than it is.
+    #[must_use]
+    pub fn with_rules(mut self, rules: Rules) -> Self {
+        self.rules = rules;
+        self
+    }
+
     /// A store without threads, for tests: nothing is committed but by [`Store::step`].
     #[doc(hidden)]
     pub fn stepped(engine: Arc<dyn Engine>, config: &Config) -> Result<Self, Error> {
         let committer = Arc::new(Committer::new(engine, config, Pace::Stepped)?);
-        Ok(Self { committer, threads: Mutex::default() })
+        Ok(Self { committer, rules: Rules::default(), threads: Mutex::default() })
     }
 
     /// Commits the open batch, or where there is none removes a page of a discarded log; says whether there was anything.
@@ -216,13 +203,19 @@ impl Store {
         self.committer.write(f)
     }
 
+    /// What the acknowledgement of a message to `topic` waits for: what the first rule for it says, else as the store is.
+    #[must_use]
+    pub fn level(&self, topic: &TopicName) -> Level {
+        self.rules.of(topic).map_or_else(|| self.durability().level(), |(_, rule)| rule.level)
+    }
+
     /// What has become of a batch. Two atomic loads, unless something failed.
     #[must_use]
     pub fn outcome(&self, lsn: Lsn) -> Outcome {
         self.committer.outcome(lsn)
     }
 
-    /// Wakes once the outcome of `lsn` is known; at once if it is. A batch that nobody required is required by this.
+    /// Wakes once the outcome of `lsn` is known; at once if it is. A batch that nobody required is written soon by this, and not synced.
     pub fn when_committed(&self, lsn: Lsn, waker: &Waker) {
         self.committer.when_committed(lsn, waker);
     }

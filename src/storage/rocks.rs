@@ -232,7 +232,7 @@ mod tests {
     use crate::{
         mqtt::QoS,
         storage::{
-            Durability, LogState, Lsn, Outcome, Recovered, Store, StoredGroup,
+            Durability, Level, LogState, Lsn, Outcome, Recovered, Store, StoredGroup,
             tests::{config, head, message, wait_until},
         },
     };
@@ -395,7 +395,7 @@ mod tests {
         let (sender, outcome) = std::sync::mpsc::channel();
         let ((), lsn): (_, Lsn) = store.write(|batch| {
             batch.put_group(&StoredGroup { log, share: "g".into(), filter: "f".into(), sent_until: 0 });
-            batch.after_commit(Box::new(move |outcome| sender.send(outcome).unwrap()));
+            batch.after_commit(Level::Fsync, Box::new(move |outcome| sender.send(outcome).unwrap()));
         });
         assert_eq!(outcome.recv().unwrap(), Outcome::Durable);
         wait(store, lsn);

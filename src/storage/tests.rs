@@ -49,28 +49,56 @@ fn what_nobody_waits_for_is_written_lazily_and_not_synced() {
     let engine = Arc::new(FaultyEngine::new());
     let store = Store::with_engine(engine.clone(), &config(Durability::Fsync)).unwrap();
     let ((), lsn) = store.write(|batch| batch.put_session(&session(1)));
-    wait_until(|| store.health().written >= lsn.0);
-    assert_eq!((engine.unsynced(), store.outcome(lsn)), (1, Outcome::Pending));
-    // Waiting for it is a reason to sync it.
+    wait_until(|| store.outcome(lsn) == Outcome::Durable);
+    assert_eq!((engine.unsynced(), store.health().durable), (1, 0));
+    // Where a later sync fails, nobody was promised anything.
+    engine.fail_after(0, Fault::Sync);
+    let failed = put(&store, 2);
+    wait_until(|| store.outcome(failed) == Outcome::Failed);
+    assert_eq!(store.outcome(lsn), Outcome::Durable);
+    // Waiting for it is a reason to write it soon.
+    let engine = Arc::new(FaultyEngine::new());
+    let never = Config { lazy_commit_millis: u64::MAX, ..config(Durability::Fsync) };
+    let store = Store::with_engine(engine.clone(), &never).unwrap();
+    let ((), lsn) = store.write(|batch| batch.put_session(&session(1)));
     let flag = Flag::new();
     store.when_committed(lsn, &flag.waker());
     wait_until(|| flag.is_set());
-    assert_eq!((engine.unsynced(), store.outcome(lsn)), (0, Outcome::Durable));
-    // Where its sync fails, it has failed too.
-    let ((), lazy) = store.write(|batch| batch.put_session(&session(2)));
-    wait_until(|| store.health().written >= lazy.0);
-    engine.fail_after(0, Fault::Sync);
-    let lsn = put(&store, 3);
-    wait_until(|| store.outcome(lsn) == Outcome::Failed);
-    assert_eq!(store.outcome(lazy), Outcome::Failed);
-    // The operating system is enough for the others.
-    let engine = Arc::new(FaultyEngine::new());
-    let store = Store::with_engine(engine.clone(), &config(Durability::Os)).unwrap();
-    let lsn = put(&store, 1);
-    wait_until(|| store.outcome(lsn) == Outcome::Durable);
-    assert_eq!(engine.unsynced(), 1);
+    assert_eq!((engine.unsynced(), store.outcome(lsn)), (1, Outcome::Durable));
     store.close().unwrap();
     assert_eq!(engine.unsynced(), 0, "a clean end syncs");
+}
+
+#[test]
+fn a_commit_is_synced_if_anybody_in_it_needs_that() {
+    for durability in [Durability::Fsync, Durability::Os] {
+        let engine = Arc::new(FaultyEngine::new());
+        let store = Store::with_engine(engine.clone(), &config(durability)).unwrap();
+        let write = |id, levels: &[Level]| {
+            let ((), lsn) = store.write(|batch| {
+                batch.put_session(&session(id));
+                levels.iter().for_each(|&level| batch.require(level));
+            });
+            wait_until(|| store.outcome(lsn) != Outcome::Pending);
+            (lsn, store.outcome(lsn), engine.unsynced(), store.health().syncs)
+        };
+        let (by_os, outcome, unsynced, syncs) = write(1, &[Level::Os]);
+        assert_eq!((outcome, unsynced, syncs), (Outcome::Durable, 1, 0));
+        let (_, outcome, unsynced, syncs) = write(2, &[Level::Fsync, Level::Os]);
+        assert_eq!((outcome, unsynced, syncs), (Outcome::Durable, 0, 1), "with all before it");
+        let by_store = put(&store, 3);
+        wait_until(|| store.outcome(by_store) == Outcome::Durable);
+        assert_eq!(engine.unsynced(), usize::from(durability == Durability::Os), "as the store is");
+        let (kept, _, unsynced, _) = write(4, &[Level::Os]);
+        assert!(unsynced > 0);
+        // What was asked of a commit was reached, whatever becomes of a later sync.
+        engine.fail_after(0, Fault::Sync);
+        let (_, outcome, ..) = write(5, &[Level::Fsync]);
+        assert_eq!(outcome, Outcome::Failed);
+        assert_eq!((store.outcome(by_os), store.outcome(kept)), (Outcome::Durable, Outcome::Durable));
+        reopen(&store).unwrap();
+        assert_eq!(store.outcome(kept), Outcome::Durable);
+    }
 }
 
 #[test]
@@ -89,14 +117,17 @@ fn callbacks_run_in_order_after_the_outcome_and_before_the_wakers() {
             let (store_in, sender, flag) = (Arc::downgrade(&store), sender.clone(), flag.clone());
             let ((), lsn) = store.write(|batch| {
                 let lsn = batch.lsn;
-                batch.after_commit(Box::new(move |outcome| {
-                    let visible = store_in.upgrade().is_none_or(|store| {
-                        // A callback may write.
-                        store.write(|batch| batch.put_session(&session(number + 1)));
-                        store.outcome(lsn) == outcome
-                    });
-                    sender.send((number, outcome, visible, flag.is_set())).unwrap();
-                }));
+                batch.after_commit(
+                    durability.level(),
+                    Box::new(move |outcome| {
+                        let visible = store_in.upgrade().is_none_or(|store| {
+                            // A callback may write.
+                            store.write(|batch| batch.put_session(&session(number + 1)));
+                            store.outcome(lsn) == outcome
+                        });
+                        sender.send((number, outcome, visible, flag.is_set())).unwrap();
+                    }),
+                );
             });
             expected.push((number, Outcome::Durable, true, false));
             last = lsn;
@@ -125,7 +156,7 @@ fn a_failed_write_fails_all_from_it_on_until_the_engine_is_opened_anew() {
             let sender = sender.clone();
             let ((), lsn) = store.write(|batch| {
                 batch.put_session(&session(id));
-                batch.after_commit(Box::new(move |outcome| sender.send((id, outcome)).unwrap()));
+                batch.after_commit(Level::Fsync, Box::new(move |outcome| sender.send((id, outcome)).unwrap()));
             });
             lsn
         };
@@ -233,7 +264,7 @@ fn a_panic_in_a_write_leaves_the_store_at_work() {
     let (sender, outcome) = mpsc::channel();
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         store.write(|batch| {
-            batch.after_commit(Box::new(move |outcome| sender.send(outcome).unwrap()));
+            batch.after_commit(Level::Fsync, Box::new(move |outcome| sender.send(outcome).unwrap()));
             panic!("in the middle of a turn");
         });
     }));

@@ -65,6 +65,64 @@ fn sessions_and_queues_survive() {
     }
 }
 
+/// A rule decides by topic what an acknowledgement waits for: with `os` it costs no sync, and survives a kill all the same; the first rule
+/// that matches holds. A QoS 2 message for a kept session, retained messages and wills likewise.
+#[test]
+fn a_topic_may_be_kept_less_well_or_better_than_the_store() {
+    const RULES: &str = "[[durability.rule]]\nfilter = \"t/alarm\"\nlevel = \"fsync\"\n\
+                         [[durability.rule]]\nfilter = \"t/#\"\nlevel = \"os\"\n";
+    for (durability, rules, synced) in
+        [("fsync", RULES, [0, 3, 3]), ("os", RULES, [0, 3, 0]), ("fsync", "", [3, 3, 3]), ("os", "", [0, 0, 0])]
+    {
+        let mut broker = Setup::new().durability(durability).config(rules).start();
+        let sleeper = Connect::v5("sleeper").persistent();
+        let mut client = broker.connect(&sleeper);
+        client.subscribe_all(&[("t/#", 1), ("other", 1)]);
+        client.disconnect();
+        let mut publisher = broker.v5("publisher");
+        let syncs = |broker: &Broker| find(&broker.status(), "syncs").and_then(serde_json::Value::as_u64).unwrap();
+        for (topic, expected) in ["t/x", "t/alarm", "other"].into_iter().zip(synced) {
+            // What nobody waits for is on its way: of what follows each message is a commit of its own.
+            publisher.publish(topic, "first", 1);
+            let before = syncs(&broker);
+            publisher.publish_retained(topic, "second", 1);
+            publisher.publish(topic, "third", 2);
+            publisher.publish(topic, "fourth", 1);
+            assert_eq!(syncs(&broker) - before, expected, "{topic} with {durability} and {rules:?}");
+        }
+        broker.kill9();
+        broker.restart();
+        let mut client = broker.connect(&sleeper);
+        for _ in 0..3 {
+            assert_eq!([(); 4].map(|()| client.text()), ["first", "second", "third", "fourth"]);
+        }
+        client.nothing();
+        let mut late = broker.v5("late");
+        late.subscribe("#", 1);
+        assert_eq!([(); 3].map(|()| late.text()), ["second"; 3]);
+    }
+}
+
+/// The packet id of a QoS 2 message to a kept session comes from its log: were the entry lost in a power cut, a durable message would get that id
+/// and be taken for a duplicate. So it is kept as well as the session.
+#[test]
+fn a_qos_2_message_for_a_kept_session_is_kept_as_well_as_the_session() {
+    let rules = "[[durability.rule]]\nfilter = \"t\"\nlevel = \"os\"\n";
+    let broker = Setup::new().durability("fsync").config(rules).start();
+    let mut publisher = broker.v5("publisher");
+    let syncs = || find(&broker.status(), "syncs").and_then(serde_json::Value::as_u64).unwrap();
+    for (granted, expected) in [(1, [0, 0]), (2, [0, 1])] {
+        let mut client = broker.connect(&Connect::v5("sleeper").persistent());
+        client.subscribe("t", granted);
+        client.disconnect();
+        for (qos, expected) in [1, 2].into_iter().zip(expected) {
+            let before = syncs();
+            publisher.publish("t", "x", qos);
+            assert_eq!(syncs() - before, expected, "QoS {qos} to a subscription of QoS {granted}");
+        }
+    }
+}
+
 /// Retained messages survive as they are, and cleared ones stay cleared.
 #[test]
 fn retained_messages_survive() {

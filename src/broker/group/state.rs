@@ -19,8 +19,9 @@ use super::{
     super::{
         Broker, Receiver, Turn, counted_size,
         drops::Drops,
+        hand_over::HandOver,
         mailbox::{Put, SERVED_BYTES},
-        publish::{HandOver, lower},
+        publish::lower,
         queues::Share,
     },
     Group,
