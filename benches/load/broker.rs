@@ -53,12 +53,12 @@ impl Kind {
         String::from_utf8_lossy(&output).lines().next().unwrap_or("?").to_owned()
     }
 
-    fn command(self, port: u16, dir: &TempDir) -> io::Result<Command> {
+    fn command(self, durability: &str, port: u16, dir: &TempDir) -> io::Result<Command> {
         let port = port.to_string();
         let mut command = match self {
             Self::Pinnace => {
                 let mut command = Command::new(pinnace());
-                command.args(["serve", "--listen", &format!("127.0.0.1:{port}"), "--durability", DURABILITY]);
+                command.args(["serve", "--listen", &format!("127.0.0.1:{port}"), "--durability", durability]);
                 command.arg("--data-dir").arg(dir.path().join("data"));
                 command
             }
@@ -105,11 +105,11 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it and waits until it takes connections.
-    pub fn start(kind: Kind) -> io::Result<Self> {
+    /// Starts it and waits until it takes connections. `durability` is pinnace's.
+    pub fn start(kind: Kind, durability: &str) -> io::Result<Self> {
         let dir = tempfile::tempdir()?;
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        let child = kind.command(address.port(), &dir)?.spawn().map_err(|error| {
+        let child = kind.command(durability, address.port(), &dir)?.spawn().map_err(|error| {
             io::Error::new(
                 error.kind(),
                 format!("{} cannot be started: {error} (apt-get install mosquitto?)", kind.name()),
@@ -125,6 +125,14 @@ impl Process {
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(process)
+    }
+
+    /// What pinnace says of itself.
+    pub fn status(&self) -> io::Result<serde_json::Value> {
+        let socket = self.dir.path().join("data/control.sock");
+        let output = Command::new(pinnace()).args(["status", "--json", "--socket"]).arg(socket).output()?;
+        serde_json::from_slice(&output.stdout)
+            .map_err(|error| io::Error::other(format!("{error}: {}", String::from_utf8_lossy(&output.stderr))))
     }
 
     /// The last lines of its log.

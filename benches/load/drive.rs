@@ -31,17 +31,24 @@ pub struct Load {
     pub qos: u8,
     /// Messages a second of all publishers together; `None`: a closed loop.
     rate: Option<u64>,
+    /// The sessions of the subscribers are kept.
+    persistent: bool,
 }
 
 impl Load {
     /// Each publisher has its topic and its subscriber.
     pub const fn pairs(name: &'static str, pairs: usize, qos: u8) -> Self {
-        Self { name, publishers: pairs, fan: 1, qos, rate: None }
+        Self { name, publishers: pairs, fan: 1, qos, rate: None, persistent: false }
     }
 
     /// One publisher, many subscribers.
     pub const fn fan_out(name: &'static str, subscribers: usize, qos: u8) -> Self {
-        Self { name, publishers: 1, fan: subscribers, qos, rate: None }
+        Self { name, publishers: 1, fan: subscribers, qos, rate: None, persistent: false }
+    }
+
+    /// With sessions of the subscribers that the broker keeps.
+    pub const fn persistent(self) -> Self {
+        Self { persistent: true, ..self }
     }
 
     /// On a schedule instead of as fast as the broker can.
@@ -107,7 +114,7 @@ pub fn idle_bytes(process: &Process, count: usize) -> io::Result<u64> {
         let mut batch = Vec::new();
         for i in held.len()..count.min(held.len() + 100) {
             let mut stream = TcpStream::connect(process.address)?;
-            stream.write_all(&wire::connect(&format!("idle-{i}")))?;
+            stream.write_all(&wire::connect(&format!("idle-{i}"), true))?;
             batch.push(stream);
         }
         for stream in &mut batch {
@@ -120,7 +127,7 @@ pub fn idle_bytes(process: &Process, count: usize) -> io::Result<u64> {
 }
 
 /// Reads one packet of this first byte.
-fn answer(stream: &mut TcpStream, first: u8) -> io::Result<()> {
+pub fn answer(stream: &mut TcpStream, first: u8) -> io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
     let mut packet = [0; 4];
     stream.read_exact(&mut packet)?;
@@ -209,19 +216,20 @@ impl Driver {
         for i in 0..load.publishers {
             let packet = wire::publish(&topic(i), load.qos, PAYLOAD_BYTES);
             driver.publishers.push(Publisher { packet, runnable: true, sent: 0, arrived: 0, acked: 0 });
-            driver.join(process, &format!("publisher-{i}"), None)?;
+            driver.join(process, &format!("publisher-{i}"), true, None)?;
         }
         for i in 0..load.publishers * load.fan {
-            driver.join(process, &format!("subscriber-{i}"), Some(&topic(i / load.fan)))?;
+            let filter = topic(i / load.fan);
+            driver.join(process, &format!("subscriber-{i}"), !load.persistent, Some(&filter))?;
         }
         driver.started = driver.now();
         Ok(driver)
     }
 
-    fn join(&mut self, process: &Process, client_id: &str, filter: Option<&str>) -> io::Result<()> {
+    fn join(&mut self, process: &Process, client_id: &str, clean: bool, filter: Option<&str>) -> io::Result<()> {
         let mut stream = TcpStream::connect(process.address)?;
         stream.set_nodelay(true)?;
-        stream.write_all(&wire::connect(client_id))?;
+        stream.write_all(&wire::connect(client_id, clean))?;
         answer(&mut stream, 0x20)?;
         if let Some(filter) = filter {
             stream.write_all(&wire::subscribe(filter, self.qos))?;

@@ -9,10 +9,13 @@
     reason = "every index comes from this program; what a broker sends is cut with bounds"
 )]
 
+#[allow(dead_code, reason = "what `benches/durable` takes of it")]
 mod broker;
+#[allow(dead_code, reason = "what `benches/durable` takes of it")]
 mod drive;
 mod histogram;
 mod report;
+#[allow(dead_code, reason = "what `benches/durable` takes of it")]
 mod wire;
 
 use std::{error::Error, time::Duration};
@@ -58,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let count = options.idle.min(files.saturating_sub(100));
         for kind in &options.brokers {
             eprintln!("idle: {count} connections to {}", kind.name());
-            let process = Process::start(*kind)?;
+            let process = Process::start(*kind, broker::DURABILITY)?;
             idle.push((*kind, count, drive::idle_bytes(&process, count)?));
         }
     }
@@ -76,7 +79,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn measure(kind: Kind, load: &Load, options: &Options) -> Result<Row, Box<dyn Error>> {
     eprintln!("{}: {}", load.name, kind.name());
-    let process = Process::start(kind)?;
+    let process = Process::start(kind, broker::DURABILITY)?;
     let before_bytes = process.resident_bytes()?;
     let outcome: Outcome = drive::run(&process, load, options.in_flight, Duration::from_secs(options.seconds))
         .map_err(|error| format!("{} under {}: {error}; its log: {}", kind.name(), load.name, process.log()))?;

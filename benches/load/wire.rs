@@ -1,11 +1,14 @@
 //! The few packets of MQTT 3.1.1 that the load needs.
 
-/// CONNECT with a clean session and without keep alive.
-pub fn connect(client_id: &str) -> Vec<u8> {
-    let mut body = b"\x00\x04MQTT\x04\x02\x00\x00".to_vec();
+/// CONNECT without keep alive, with a clean session or one that is kept.
+pub fn connect(client_id: &str, clean: bool) -> Vec<u8> {
+    let mut body = vec![0, 4, b'M', b'Q', b'T', b'T', 4, u8::from(clean) << 1, 0, 0];
     text(&mut body, client_id);
     packet(0x10, &body)
 }
+
+/// DISCONNECT.
+pub const DISCONNECT: [u8; 2] = [0xe0, 0];
 
 /// SUBSCRIBE to one filter.
 pub fn subscribe(filter: &str, qos: u8) -> Vec<u8> {

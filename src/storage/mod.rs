@@ -333,13 +333,16 @@ impl fmt::Debug for Store {
     }
 }
 
+/// The engine of [`Durability::Fsync`] and [`Durability::Os`], in `dir/store`; for benches that do without a store.
+#[doc(hidden)]
 #[cfg(feature = "rocksdb")]
-fn durable_engine(dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Error> {
+pub fn durable_engine(dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Error> {
     Ok(Arc::new(rocks::RocksEngine::open(&dir.join("store"), config)?))
 }
 
+#[doc(hidden)]
 #[cfg(not(feature = "rocksdb"))]
-fn durable_engine(_dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Error> {
+pub fn durable_engine(_dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Error> {
     Err(Error::NoEngine(config.durability))
 }
 

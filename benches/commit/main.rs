@@ -4,6 +4,9 @@
 #![allow(clippy::expect_used)]
 #![allow(missing_docs)] // criterion's macros write a public function
 
+#[allow(dead_code, reason = "what `benches/durable` takes of it")]
+mod storelimit;
+
 use std::{
     hint::black_box,
     sync::{Arc, Condvar, Mutex},
@@ -17,7 +20,7 @@ use pinnace::{
     storage::{Config, Durability, Engine, EntryHead, Error, Lsn, Ops, Outcome, Store, Table, Visit},
 };
 
-criterion_group!(benches, filling, reading, committing);
+criterion_group!(benches, filling, reading, committing, bare);
 criterion_main!(benches);
 
 /// One message into one log, without a disk: what a publisher's turn pays.
@@ -95,6 +98,26 @@ fn committing(c: &mut Criterion) {
             let store = Store::open(dir.path(), &config(durability)).expect("a store");
             group.bench_function(format!("{writers} writers, {}", durability.name()), |b| {
                 b.iter_custom(|commits| commit(&store, writers, commits));
+            });
+        }
+    }
+    group.finish();
+}
+
+/// What the engine gives without a store: the bound of all that is measured above.
+fn bare(c: &mut Criterion) {
+    if !cfg!(feature = "rocksdb") {
+        return;
+    }
+    let mut group = c.benchmark_group("storelimit");
+    for durability in [Durability::Fsync, Durability::Os] {
+        for batch in [1, 100, 1000] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let load = storelimit::Load { durability, payload_bytes: 200, logs: 64, batch };
+            let mut writer = storelimit::Writer::open(dir.path(), load).expect("an engine");
+            group.throughput(Throughput::Elements(batch));
+            group.bench_function(format!("batch of {batch}, {}", durability.name()), |b| {
+                b.iter(|| writer.batch().expect("a write"));
             });
         }
     }
