@@ -3,7 +3,11 @@
 //! A connection counts into its own [`Counts`] (plain integers) and adds them to the shared [`Metrics`] once per turn.
 //! Must know no other room: what is counted is decided by those who count.
 
+mod histogram;
+
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+pub use histogram::{Histogram, Summary};
 
 /// A value that goes up and down. Never reads below zero, though updates from several threads may cross.
 #[derive(Debug, Default)]
@@ -50,7 +54,7 @@ pub enum Kind {
 /// One metric at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// The name, in `snake_case`; units last.
+    /// The name, in `snake_case`; units last, and behind them what a histogram tells.
     pub name: &'static str,
     /// What it means, in one sentence.
     pub meaning: &'static str,
@@ -69,6 +73,7 @@ macro_rules! metrics {
         drops { $($(#[doc = $drop_doc:literal])+ $reason:ident => $dropped:ident,)+ }
         limits { $($(#[doc = $limit_doc:literal])+ $limit:ident => $limited:ident,)+ }
         gauges { $($(#[doc = $gauge_doc:literal])+ $gauge:ident,)+ }
+        histograms { $($(#[doc = $histogram_doc:literal])+ $histogram:ident,)+ }
     ) => {
         /// What one connection (or task) has counted since it last called [`Metrics::add`].
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -150,6 +155,7 @@ macro_rules! metrics {
             $($dropped: AtomicU64,)+
             $($limited: AtomicU64,)+
             $($(#[doc = $gauge_doc])+ pub $gauge: Gauge,)+
+            $($(#[doc = $histogram_doc])+ pub $histogram: Histogram,)+
         }
 
         impl Metrics {
@@ -187,7 +193,18 @@ macro_rules! metrics {
                     kind: Kind::Gauge,
                     value: value.get(),
                 });
-                counters.chain(gauges)
+                let histograms = [$(spread(
+                    concat!($($histogram_doc),+),
+                    [
+                        concat!(stringify!($histogram), "_count"),
+                        concat!(stringify!($histogram), "_sum"),
+                        concat!(stringify!($histogram), "_p50"),
+                        concat!(stringify!($histogram), "_p99"),
+                        concat!(stringify!($histogram), "_max"),
+                    ],
+                    self.$histogram.summary(),
+                ),)+];
+                counters.chain(gauges).chain(histograms.into_iter().flatten())
             }
         }
     };
@@ -198,6 +215,14 @@ fn add(total: &AtomicU64, count: &mut u64) {
         total.fetch_add(*count, Ordering::Relaxed);
         *count = 0;
     }
+}
+
+/// The samples of a histogram: how often and how much in all, and the quantiles and the maximum of the last minute or two.
+fn spread(meaning: &'static str, names: [&'static str; 5], summary: Summary) -> impl Iterator<Item = Sample> {
+    let Summary { count, sum, p50, p99, max } = summary;
+    let kinds = [Kind::Counter, Kind::Counter, Kind::Gauge, Kind::Gauge, Kind::Gauge];
+    let samples = names.into_iter().zip(kinds).zip([count, sum, p50, p99, max]);
+    samples.map(move |((name, kind), value)| Sample { name, meaning: meaning.trim_start(), kind, value })
 }
 
 metrics! {
@@ -313,6 +338,14 @@ metrics! {
         /// Bytes that the retained messages take in memory, roughly.
         retained_bytes,
     }
+    histograms {
+        /// Time from the first change in a commit that somebody waits for until those who wait are told, in microseconds.
+        commit_wait_micros,
+        /// Changes that are written in one commit.
+        commit_operations,
+        /// Bytes that are written in one commit, roughly.
+        commit_bytes,
+    }
 }
 
 #[cfg(test)]
@@ -378,6 +411,14 @@ mod tests {
         assert_eq!(value(&metrics, "sessions"), 7);
         metrics.sessions.raise(9);
         assert_eq!((value(&metrics, "sessions"), metrics.sessions.increment()), (9, 10));
+    }
+
+    #[test]
+    fn a_histogram_has_five_samples() {
+        let metrics = Metrics::default();
+        (1..=3).for_each(|size| metrics.commit_operations.record(size));
+        let names = ["count", "sum", "p50", "p99", "max"].map(|what| format!("commit_operations_{what}"));
+        assert_eq!(names.map(|name| value(&metrics, &name)), [3, 6, 2, 3, 3]);
     }
 
     #[test]

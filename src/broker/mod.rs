@@ -130,9 +130,9 @@ impl Broker {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             limits,
+            metrics: store.metrics().clone(),
             store,
             auth,
-            metrics: Arc::default(),
             registry: Registry::default(),
             generations: router.generations(),
             router: RwLock::new(router),

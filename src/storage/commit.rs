@@ -16,6 +16,8 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::metrics::Metrics;
+
 use super::{
     Batch, Callback, Config, Engine, Error, Level, Lsn, Ops, Outcome,
     garbage::{Collector, Garbage},
@@ -36,6 +38,7 @@ pub(super) struct Committer {
     waiting: Mutex<VecDeque<(Lsn, Wakers)>>,
     pub(super) garbage: Collector,
     pub(super) counts: Counts,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 /// Who commits.
@@ -62,10 +65,20 @@ struct Open {
     batch: Batch,
     /// When the first change that nobody waits for came into the batch.
     since: Option<Instant>,
+    /// When somebody first waited for the batch.
+    awaited_since: Option<Instant>,
     failure: Option<Arc<Error>>,
     stop: bool,
     room: Wakers,
     failed: Wakers,
+}
+
+/// A batch on its way.
+struct Taken {
+    lsn: Lsn,
+    /// What those who wait for it need.
+    required: Option<Level>,
+    awaited_since: Option<Instant>,
 }
 
 /// Memory that one batch leaves to the next but one.
@@ -88,6 +101,7 @@ impl Committer {
             open: Mutex::new(Open {
                 batch,
                 since: None,
+                awaited_since: None,
                 failure: None,
                 stop: false,
                 room: Wakers::default(),
@@ -99,6 +113,7 @@ impl Committer {
             waiting: Mutex::default(),
             garbage,
             counts: Counts::default(),
+            metrics: Arc::default(),
         })
     }
 
@@ -294,7 +309,7 @@ impl Committer {
         if open.failure.is_some() || open.batch.is_empty() {
             return false;
         }
-        let (lsn, required) = open.take(spare);
+        let Taken { lsn, required, awaited_since } = open.take(spare);
         self.marks.open_bytes.store(0, Ordering::Relaxed);
         let room = std::mem::take(&mut open.room);
         drop(open);
@@ -311,6 +326,7 @@ impl Committer {
             Ok(()) => {
                 self.counts.add(&spare.ops, sync);
                 self.succeed(lsn, sync, callbacks, &mut spare.garbage);
+                self.measure(&spare.ops, awaited_since);
             }
             Err(error) => self.fail(lsn, Arc::new(error), callbacks),
         }
@@ -329,12 +345,20 @@ impl Committer {
         self.wake_through(lsn);
     }
 
+    fn measure(&self, ops: &Ops, awaited_since: Option<Instant>) {
+        if let Some(since) = awaited_since {
+            self.metrics.commit_wait_micros.record(u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX));
+        }
+        self.metrics.commit_operations.record(ops.len() as u64);
+        self.metrics.commit_bytes.record(ops.size() as u64);
+    }
+
     /// Batch `lsn` is lost, and the open one with it. Those before it have reached what was asked of them.
     fn fail(&self, lsn: Lsn, error: Arc<Error>, mut callbacks: Vec<Callback>) {
         let mut open = self.open.lock();
         self.marks.failed(lsn);
         open.failure = Some(error);
-        open.since = None;
+        (open.since, open.awaited_since) = (None, None);
         callbacks.extend(open.batch.abandon());
         let room = std::mem::take(&mut open.room);
         let failed = std::mem::take(&mut open.failed);
@@ -351,6 +375,7 @@ impl Committer {
         let mut open = self.open.lock();
         if lsn == open.batch.lsn && open.batch.required.is_none() && open.failure.is_none() {
             open.batch.require(Level::Os);
+            open.awaited_since = Some(Instant::now());
             self.marks.required.store(open.batch.lsn.0, Ordering::Release);
             drop(open);
             match self.pace {
@@ -401,6 +426,7 @@ impl Open {
         let lsn = self.batch.lsn.0;
         if self.batch.required.is_some() && marks.required.load(Ordering::Acquire) < lsn {
             marks.required.store(lsn, Ordering::Release);
+            self.awaited_since = Some(Instant::now());
             return true;
         }
         if self.since.is_none() && !self.batch.is_empty() {
@@ -423,8 +449,8 @@ impl Open {
         }
     }
 
-    /// Moves the batch out and opens the next one; says which it was, and what those who wait for it need.
-    fn take(&mut self, spare: &mut Spare) -> (Lsn, Option<Level>) {
+    /// Moves the batch out and opens the next one.
+    fn take(&mut self, spare: &mut Spare) -> Taken {
         self.batch.seal();
         std::mem::swap(&mut self.batch.ops, &mut spare.ops);
         std::mem::swap(&mut self.batch.callbacks, &mut spare.callbacks);
@@ -432,7 +458,7 @@ impl Open {
         self.since = None;
         let lsn = self.batch.lsn;
         self.batch.lsn.0 += 1;
-        (lsn, std::mem::take(&mut self.batch.required))
+        Taken { lsn, required: self.batch.required.take(), awaited_since: self.awaited_since.take() }
     }
 }
 

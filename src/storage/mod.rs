@@ -32,7 +32,7 @@ use std::{
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::mqtt::TopicName;
+use crate::{metrics::Metrics, mqtt::TopicName};
 
 use commit::{Committer, Pace};
 
@@ -270,6 +270,12 @@ impl Store {
             open_bytes: committer.open_bytes(),
             discarded_logs: committer.garbage.len(),
         }
+    }
+
+    /// What is measured of its commits, and where everybody else counts, too.
+    #[must_use]
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.committer.metrics
     }
 
     /// Why nothing can be stored at present.

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
     task::{Wake, Waker},
@@ -240,6 +240,57 @@ fn the_open_batch_is_bounded() {
         store.write(|batch| batch.put_retained(&message("t", 100, 0), None));
     }
     wait_until(|| store.health().written > before);
+}
+
+/// Nobody waits for more than the write that is under way and the next one, however many write, and how much.
+#[test]
+fn a_wait_ends_with_the_next_write_at_the_latest() {
+    let engine = Arc::new(FaultyEngine::new());
+    let config = Config { commit_max_bytes: 4096, ..config(Durability::Fsync) };
+    let store = Store::with_engine(engine.clone(), &config).unwrap();
+    let committer = store.committer.clone();
+    let written = move || committer.counts.batches.load(Ordering::SeqCst);
+    let (waits, left) = (parking_lot::Mutex::new([0; 4]), AtomicU64::new(WRITERS));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Each write takes a while.
+            while left.load(Ordering::SeqCst) > 0 {
+                engine.hold();
+                wait_until(|| engine.is_holding() || left.load(Ordering::SeqCst) == 0);
+                engine.release();
+            }
+        });
+        for writer in 1..=WRITERS {
+            let (store, written, waits, left) = (&store, &written, &waits, &left);
+            scope.spawn(move || {
+                for number in 0..WRITES {
+                    // Half of them go on where a connection would be told to wait.
+                    while writer % 2 == 0 && store.is_full() {
+                        std::thread::yield_now();
+                    }
+                    let (sender, waited) = mpsc::channel();
+                    store.write(|batch| {
+                        batch.put_retained(&message("t", 1000, number), None);
+                        let (before, written) = (written(), written.clone());
+                        let level = if number % 3 == 0 { Level::Os } else { Level::Fsync };
+                        batch.after_commit(level, Box::new(move |_| sender.send(written() - before).unwrap()));
+                    });
+                    let waited = waited.recv_timeout(DEADLINE).unwrap();
+                    waits.lock()[usize::try_from(waited).unwrap().min(3)] += 1;
+                }
+                left.fetch_sub(1, Ordering::SeqCst);
+            });
+        }
+    });
+    let waits = waits.into_inner();
+    assert_eq!((waits[0], waits[3]), (0, 0), "{waits:?}");
+    assert!(waits[2] > 0, "a write was under way now and then: {waits:?}");
+    let (metrics, health) = (store.metrics(), store.health());
+    // The last is measured after it is told.
+    wait_until(|| metrics.commit_bytes.summary().count == health.batches);
+    let (wait, operations) = (metrics.commit_wait_micros.summary(), metrics.commit_operations.summary());
+    assert_eq!((wait.count, operations.sum), (health.batches, health.operations));
+    assert!(wait.max > 0 && metrics.commit_bytes.summary().sum > WRITERS * WRITES * 1000);
 }
 
 #[test]
@@ -670,4 +721,6 @@ pub(super) fn wait_until(condition: impl Fn() -> bool) {
     }
 }
 
+const WRITERS: u64 = 8;
+const WRITES: u64 = 200;
 const DEADLINE: Duration = Duration::from_secs(30);
