@@ -3,7 +3,6 @@
 
 use std::{
     fs, io,
-    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::Arc,
     task::Poll,
@@ -113,7 +112,7 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
         let named_by = loaded.named_by("server.data_dir");
         Error::DataDir { path: data_dir.clone(), named_by, source }
     };
-    make_data_dir(data_dir).map_err(unusable)?;
+    storage::make_dir(data_dir).map_err(unusable)?;
     let _held_until_the_end =
         lock_data_dir(data_dir).map_err(unusable)?.ok_or_else(|| Error::InUse { path: data_dir.clone() })?;
     let store = Arc::new(Store::open(data_dir, &config.storage)?.with_rules(config.durability.clone()));
@@ -421,10 +420,6 @@ fn raise_descriptor_limit() -> u32 {
     let max_connections = u32::try_from(descriptors.saturating_sub(DESCRIPTORS_KEPT)).unwrap_or(u32::MAX).max(1);
     tracing::info!(descriptors, max_connections, "limits");
     max_connections
-}
-
-fn make_data_dir(path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 /// One broker per data directory, whatever its durability: the control socket is there too. The lock goes with the process.

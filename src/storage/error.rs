@@ -32,6 +32,14 @@ pub enum Error {
         #[source]
         cause: Unreadable,
     },
+    /// A write-ahead log lacks what had been synced. Nothing was touched.
+    #[error("the log {} is damaged at byte {at}: what stood there was on the disk, and later entries are there still", log.display())]
+    DamagedLog {
+        /// Its file.
+        log: PathBuf,
+        /// Where the last entry before the damage ends.
+        at: u64,
+    },
     /// The engine, and in it mostly the disk, refused.
     #[error("the store's engine failed: {doing}")]
     Engine {

@@ -5,6 +5,7 @@
 
 mod batch;
 mod commit;
+mod directory;
 mod durability;
 mod engine;
 mod error;
@@ -20,6 +21,8 @@ mod recover;
 mod rocks;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "rocksdb")]
+mod wal;
 
 use std::{
     fmt,
@@ -37,6 +40,7 @@ use crate::{metrics::Metrics, mqtt::TopicName};
 use commit::{Committer, Pace};
 
 pub use batch::{Batch, Body, Callback};
+pub use directory::make_dir;
 pub use durability::{Durability, Level, Rule, Rules};
 pub use engine::{Engine, Op, Ops, Table, Visit};
 pub use error::{Error, Unreadable};

@@ -143,7 +143,8 @@ impl Setup {
         command
     }
 
-    fn data_dir(&self) -> PathBuf {
+    /// The data directory, before anything is mounted there.
+    pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 }

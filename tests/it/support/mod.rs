@@ -7,6 +7,7 @@
 pub mod broker;
 pub mod certs;
 pub mod client;
+pub mod disk;
 pub mod scram;
 pub mod tools;
 pub mod wire;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 pub use broker::{Broker, Setup};
 pub use client::{Client, Connect, Lost, Will};
+pub use disk::Disk;
 pub use wire::{Packet, Value};
 
 /// How long a test waits for what must come: long, since many brokers run at once in a debug build.
@@ -57,6 +59,11 @@ impl Random {
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
+    }
+
+    /// Another generator, which goes on by itself.
+    pub fn fork(&mut self) -> Self {
+        Self::new(self.below(u64::MAX))
     }
 
     /// Bytes.
