@@ -1,4 +1,4 @@
-//! The control socket: HTTP with JSON over a Unix socket in the data directory, for `pinnace status`, `reload` and `drain`, and for
+//! The control socket: HTTP with JSON over a Unix socket in the data directory, for `pinnace status`, `reload`, `drain`, `backup` and `store stats`, and for
 //! `curl --unix-socket`. Whoever may open the file (mode 0600) may use it.
 //!
 //! Must not know how the parts work: it asks the server's [`Control`].
@@ -12,11 +12,12 @@ use std::{
 
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{Query, State},
     http::StatusCode,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
 
@@ -29,7 +30,14 @@ pub struct Control {
     pub reload: Arc<dyn Fn() -> Result<(), Vec<String>> + Send + Sync>,
     /// Begins an orderly stop.
     pub drain: Arc<dyn Fn() + Send + Sync>,
+    /// Adds a backup to those in a directory, of which so many stay if it is told; what there is to say of it.
+    pub backup: Arc<Backup>,
+    /// What the store holds, with so many of the longest queues.
+    pub store: Arc<dyn Fn(usize) -> Result<Value, String> + Send + Sync>,
 }
+
+/// What [`Control::backup`] is.
+pub type Backup = dyn Fn(&Path, Option<usize>) -> Result<Value, String> + Send + Sync;
 
 /// The socket, ready to serve. Its file goes with it.
 #[derive(Debug)]
@@ -72,6 +80,8 @@ impl Socket {
             .route("/v1/status", get(status))
             .route("/v1/reload", post(reload))
             .route("/v1/drain", post(drain))
+            .route("/v1/backup", post(backup))
+            .route("/v1/store", get(store))
             .with_state(control);
         let Self { listener, file } = self;
         let served = axum::serve(listener, routes).await;
@@ -107,4 +117,36 @@ async fn reload(State(control): State<Control>) -> Response {
 async fn drain(State(control): State<Control>) -> Json<Value> {
     (control.drain)();
     Json(json!({ "draining": true }))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BackupRequest {
+    dir: PathBuf,
+    keep: Option<usize>,
+}
+
+async fn backup(State(control): State<Control>, Json(wanted): Json<BackupRequest>) -> Response {
+    blocking(move || (control.backup)(&wanted.dir, wanted.keep)).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoreRequest {
+    #[serde(default)]
+    largest: u16,
+}
+
+async fn store(State(control): State<Control>, Query(wanted): Query<StoreRequest>) -> Response {
+    blocking(move || (control.store)(wanted.largest.into())).await
+}
+
+/// What waits for the disk: not on the runtime's threads.
+async fn blocking(work: impl FnOnce() -> Result<Value, String> + Send + 'static) -> Response {
+    let error = |status: StatusCode, error: String| (status, Json(json!({ "error": error }))).into_response();
+    match tokio::task::spawn_blocking(work).await {
+        Ok(Ok(answer)) => Json(answer).into_response(),
+        Ok(Err(problem)) => error(StatusCode::UNPROCESSABLE_ENTITY, problem),
+        Err(failed) => error(StatusCode::INTERNAL_SERVER_ERROR, failed.to_string()),
+    }
 }

@@ -259,12 +259,32 @@ impl Signals {
 fn control(broker: &Arc<Broker>, listeners: &Arc<[Arc<Shared>]>, stop: &Arc<Notify>, files: NamedFiles) -> Control {
     let (status_broker, status_listeners) = (broker.clone(), listeners.clone());
     let (reload_broker, reload_listeners) = (broker.clone(), listeners.clone());
+    let (backup_broker, store_broker) = (broker.clone(), broker.clone());
     let stop = stop.clone();
     Control {
         status: Arc::new(move || status(&status_broker, &status_listeners)),
         reload: Arc::new(move || reload(&reload_broker, &reload_listeners, &files)),
         drain: Arc::new(move || stop.notify_one()),
+        backup: Arc::new(move |dir, keep| backup(&backup_broker, dir, keep)),
+        store: Arc::new(move |largest| told(store_broker.store.stats(largest))),
     }
+}
+
+fn backup(broker: &Broker, dir: &Path, keep: Option<usize>) -> Result<Value, String> {
+    tracing::info!(dir = %dir.display(), "backup begun");
+    let made = told(broker.store.backup(dir, keep));
+    match &made {
+        Ok(backup) => tracing::info!(dir = %dir.display(), %backup, "backup made"),
+        Err(error) => tracing::error!(dir = %dir.display(), error, "no backup was made"),
+    }
+    made
+}
+
+/// As the control socket tells it.
+fn told(outcome: Result<impl serde::Serialize, storage::Error>) -> Result<Value, String> {
+    outcome
+        .map_err(|error| storage::in_full(&error))
+        .and_then(|found| serde_json::to_value(found).map_err(|error| error.to_string()))
 }
 
 /// Reads ACL, passwords and TLS files again: all of them, then puts them in force. A bad file changes nothing.
@@ -424,7 +444,10 @@ fn raise_descriptor_limit() -> u32 {
 
 /// One broker per data directory, whatever its durability: the control socket is there too. The lock goes with the process.
 /// None where another one has it.
-fn lock_data_dir(path: &Path) -> io::Result<Option<fs::File>> {
+///
+/// # Errors
+/// The lock cannot be made.
+pub fn lock_data_dir(path: &Path) -> io::Result<Option<fs::File>> {
     let file = fs::File::create(path.join("lock"))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(file)),

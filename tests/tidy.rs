@@ -41,7 +41,8 @@ const IMPURE: &[&str] =
 
 /// Crates that one place alone may name.
 const CONFINED: &[(&str, &str)] = &[
-    ("rocksdb", "storage/rocks.rs"),
+    ("rocksdb", "storage/rocks"),
+    ("indicatif", "cli/progress.rs"),
     ("mqttbytes", "mqtt/codec.rs"),
     ("x509_parser", "auth/certificate.rs"),
     ("rcgen", "cli/certs.rs"),

@@ -1,4 +1,4 @@
-//! The commands to a running broker: `status`, `reload`, `drain`; HTTP with JSON over the socket in its data directory.
+//! The commands to a running broker: `status`, `reload`, `drain`; HTTP with JSON over the socket in its data directory. Others ask it, too.
 //!
 //! Must not open the store: the broker that owns it answers.
 
@@ -7,24 +7,23 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
+use super::store::DataDir;
 use super::{Failure, print};
-use crate::config;
 
 /// Where the broker is, and how to tell its answer.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The data directory of the broker [default: that of `pinnace serve`].
-    #[arg(long, value_name = "DIR", conflicts_with = "socket")]
-    data_dir: Option<PathBuf>,
+    #[command(flatten)]
+    data: DataDir,
     /// Its control socket, where it is elsewhere.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", conflicts_with = "data_dir")]
     socket: Option<PathBuf>,
     /// Print the answer as JSON.
     #[arg(long)]
@@ -57,32 +56,53 @@ impl Verb {
 /// # Errors
 /// No broker there, an answer that says what failed, or none in time.
 pub fn run(verb: Verb, args: &Args) -> Result<(), Failure> {
-    let socket = socket(args)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    let answer = runtime
-        .block_on(async { tokio::time::timeout(DEADLINE, ask(&socket, verb)).await })
-        .unwrap_or_else(|_| Err(Failure::Failed(format!("no answer within {} s", DEADLINE.as_secs()))))?;
+    let socket = socket(args.socket.as_deref(), &args.data)?;
+    let (method, path) = verb.request();
+    let answer = wait(ask(&socket, method, path, None), Some(DEADLINE))?;
     if args.json { print(format_args!("{answer:#}\n")) } else { print(human(&answer)) }
 }
 
-fn socket(args: &Args) -> Result<PathBuf, Failure> {
-    if let Some(socket) = &args.socket {
-        return Ok(socket.clone());
-    }
-    let env: Vec<_> = std::env::vars_os().collect();
-    let dir = args.data_dir.clone().or_else(|| config::data_dir(&env));
-    let dir = dir.ok_or_else(|| Failure::Configuration("no home directory: name the broker by --data-dir".into()))?;
-    Ok(dir.join("control.sock"))
+/// Asks for what may take its time.
+pub(super) fn get(socket: &Path, path: &str) -> Result<Value, Failure> {
+    wait(ask(socket, Method::GET, path, None), None)
 }
 
-async fn ask(socket: &Path, verb: Verb) -> Result<Value, Failure> {
+/// Has the broker do what may take its time.
+pub(super) fn post(socket: &Path, path: &str, body: &Value) -> Result<Value, Failure> {
+    wait(ask(socket, Method::POST, path, Some(body)), None)
+}
+
+/// The control socket: the one that is named, else that of the data directory.
+pub(super) fn socket(named: Option<&Path>, data: &DataDir) -> Result<PathBuf, Failure> {
+    match named {
+        Some(socket) => Ok(socket.to_owned()),
+        None => Ok(data.path()?.join("control.sock")),
+    }
+}
+
+fn wait(answer: impl Future<Output = Result<Value, Failure>>, deadline: Option<Duration>) -> Result<Value, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    runtime.block_on(async {
+        match deadline {
+            None => answer.await,
+            Some(deadline) => tokio::time::timeout(deadline, answer)
+                .await
+                .unwrap_or_else(|_| Err(Failure::Failed(format!("no answer within {} s", deadline.as_secs())))),
+        }
+    })
+}
+
+async fn ask(socket: &Path, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
     let stream = UnixStream::connect(socket).await.map_err(|error| unreachable(socket, &error))?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(Failure::failed)?;
     tokio::spawn(connection);
-    let (method, path) = verb.request();
-    let request = Request::builder().method(method).uri(path).header(hyper::header::HOST, "localhost");
-    let request = request.body(Empty::<Bytes>::new()).map_err(Failure::failed)?;
+    let mut request = Request::builder().method(method).uri(path).header(hyper::header::HOST, "localhost");
+    if body.is_some() {
+        request = request.header(hyper::header::CONTENT_TYPE, "application/json");
+    }
+    let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
+    let request = request.body(Full::new(body)).map_err(Failure::failed)?;
     let response = sender.send_request(request).await.map_err(Failure::failed)?;
     let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_MAX_BYTES).collect().await;
@@ -120,7 +140,7 @@ fn judge(status: StatusCode, body: &[u8]) -> Result<Value, Failure> {
 }
 
 /// One line per value, inner ones under their path; control characters stay escaped.
-fn human(answer: &Value) -> String {
+pub(super) fn human(answer: &Value) -> String {
     let mut rows = Vec::new();
     flatten(answer, String::new(), &mut rows);
     let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
@@ -213,16 +233,17 @@ mod tests {
                     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{\"a\": 1}").unwrap();
                     String::from_utf8(request).unwrap()
                 });
-                let outcome = runtime.block_on(ask(&socket, verb));
+                let (method, path) = verb.request();
+                let outcome = runtime.block_on(ask(&socket, method, path, None));
                 assert!(broker.join().unwrap().starts_with(expected));
                 outcome
             });
             assert_eq!(text(outcome), r#"ok {"a":1}"#);
         }
         drop(listener);
-        let refused = text(runtime.block_on(ask(&socket, Verb::Status)));
+        let refused = text(runtime.block_on(ask(&socket, Method::GET, "/", None)));
         assert!(refused.starts_with("error no broker runs at "), "{refused}");
-        let missing = text(runtime.block_on(ask(&dir.path().join("nothing"), Verb::Status)));
+        let missing = text(runtime.block_on(ask(&dir.path().join("nothing"), Method::GET, "/", None)));
         assert!(missing.contains("--data-dir"), "{missing}");
     }
 }

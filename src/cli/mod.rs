@@ -2,12 +2,16 @@
 //!
 //! Must not serve anything itself: `serve` hands over to `server`, the live commands talk to a running broker.
 
+pub mod backup;
 pub mod certs;
 pub mod config;
+mod interrupt;
 pub mod live;
 pub mod logging;
 pub mod passwd;
+mod progress;
 pub mod serve;
+pub mod store;
 
 use std::error::Error;
 use std::fmt::Display;
@@ -39,6 +43,13 @@ enum Command {
     Reload(live::Args),
     /// Let the running broker take no new clients and send away those it has.
     Drain(live::Args),
+    /// Back up the store, of a running broker or of one at rest.
+    Backup(backup::Args),
+    /// Restore the store from a backup.
+    Restore(backup::RestoreArgs),
+    /// Check, count, export or import the store.
+    #[command(subcommand)]
+    Store(store::Command),
     /// Add, replace or remove a user of a password file.
     Passwd(passwd::Args),
     /// Make certificates.
@@ -58,6 +69,9 @@ impl Cli {
             Command::Status(args) => live::run(live::Verb::Status, &args),
             Command::Reload(args) => live::run(live::Verb::Reload, &args),
             Command::Drain(args) => live::run(live::Verb::Drain, &args),
+            Command::Backup(args) => backup::run(&args),
+            Command::Restore(args) => backup::restore(&args),
+            Command::Store(command) => store::run(command),
             Command::Passwd(args) => passwd::run(args).map_err(Failure::failed),
             Command::Certs(certs::Command::Demo(args)) => certs::demo(&args.dir),
         };
@@ -143,6 +157,19 @@ mod tests {
             (&["status", "--data-dir", "/d", "--socket", "/s"], false),
             (&["drain", "--socket", "/s"], true),
             (&["reload", "--data-dir", "/d"], true),
+            (&["backup", "d"], true),
+            (&["backup", "d", "--keep", "3", "--data-dir", "/d"], true),
+            (&["backup", "d", "--keep", "0"], false),
+            (&["backup", "d", "--data-dir", "/d", "--socket", "/s"], false),
+            (&["backup", "d", "--list", "--verify"], false),
+            (&["backup", "d", "--backup", "1"], false),
+            (&["backup"], false),
+            (&["restore", "d", "--backup", "1", "--data-dir", "/d"], true),
+            (&["store", "check", "--data-dir", "/d", "--quiet"], true),
+            (&["store", "stats", "--json", "--largest", "3"], true),
+            (&["store", "export", "--sessions", "--queues", "--retained"], true),
+            (&["store", "import"], false),
+            (&["store"], false),
             (&["certs", "demo", "dir"], true),
             (&["certs", "demo"], false),
             (&[], false),

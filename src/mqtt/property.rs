@@ -108,6 +108,25 @@ pub fn count_user_properties(encoded: &[u8]) -> usize {
     properties.filter(|property| matches!(property, Ok(Property::UserProperty(_)))).count()
 }
 
+/// The properties in `encoded`, a list as in [`super::Message::properties`].
+pub fn kept(encoded: &[u8]) -> impl Iterator<Item = Result<Property<'_>, Malformed>> {
+    Properties::kept(encoded)
+}
+
+/// Encodes such a list.
+///
+/// # Errors
+/// [`Malformed`]: it is not one that a PUBLISH may carry and that is kept.
+pub fn keep<'p>(properties: impl IntoIterator<Item = Property<'p>>) -> Result<Box<[u8]>, Malformed> {
+    let mut encoded = Vec::new();
+    for property in properties {
+        // A string or binary value has at most 65,535 bytes.
+        property.write(&mut encoded).map_err(|TooLong| Malformed::PropertyValue(property.id()))?;
+    }
+    kept(&encoded).try_for_each(|property| property.map(drop))?;
+    Ok(encoded.into())
+}
+
 /// A list of properties, read strictly: unknown ones, those of other packets, forbidden values and repetitions are errors.
 #[derive(Debug)]
 pub(super) struct Properties<'a> {

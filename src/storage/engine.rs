@@ -2,9 +2,9 @@
 //!
 //! Must not know what keys and values mean.
 
-use std::{fmt, ops::ControlFlow, ops::Range};
+use std::{fmt, ops::ControlFlow, ops::Range, path::Path};
 
-use super::Error;
+use super::{Backup, DiskUse, Error};
 
 /// A sorted map of byte strings in tables, written by one thread and read by many.
 pub trait Engine: Send + Sync {
@@ -53,6 +53,31 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// As [`Engine::write`].
     fn close(&self) -> Result<(), Error>;
+
+    /// Adds a backup of all that was written to those in `dir`, which share what they have in common; of them, `keep` stay, if it is
+    /// given. Reads and writes go on meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::NoBackup`] by an engine without files; [`Error::BackupRunning`], [`Error::BackupDir`], and as [`Engine::write`].
+    fn backup(&self, _dir: &Path, _keep: Option<usize>) -> Result<Backup, Error> {
+        Err(Error::NoBackup)
+    }
+
+    /// What it takes on the disk: nothing by an engine without files.
+    ///
+    /// # Errors
+    /// As [`Engine::write`].
+    fn disk_use(&self) -> Result<DiskUse, Error> {
+        Ok(DiskUse::default())
+    }
+
+    /// Keys at which a file of the table begins or has just ended, ascending: where a reader that meets damage may go on.
+    ///
+    /// # Errors
+    /// As [`Engine::write`].
+    fn fences(&self, _table: Table) -> Result<Vec<Vec<u8>>, Error> {
+        Ok(Vec::new())
+    }
 }
 
 /// What [`Engine::scan`] calls with each key and value.

@@ -2,9 +2,9 @@
 //!
 //! Must not know what a caller makes of it: which acknowledgement is withheld is the broker's concern.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::{Durability, FORMAT_VERSION, LogId, Seq, engine::Table, keys};
+use super::{BodyId, Durability, FORMAT_VERSION, LogId, Seq, engine::Table, keys};
 
 /// A failure of the store, with its cause.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +55,40 @@ pub enum Error {
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
+    /// There is nothing where a store was to be read.
+    #[error("there is no store in {}", .0.display())]
+    NoStore(PathBuf),
+    /// A store is where one was to be made.
+    #[error(
+        "{} holds a store already; move it away first: mv {} {}.old",
+        .0.display(), .0.display(), .0.display()
+    )]
+    StoreExists(PathBuf),
+    /// With `memory` there is nothing on the disk.
+    #[error("durability \"memory\" keeps nothing on the disk: there is nothing to back up")]
+    NoBackup,
+    /// One backup at a time.
+    #[error("a backup is being made already")]
+    BackupRunning,
+    /// A directory that cannot hold backups.
+    #[error("{}: {problem}", path.display())]
+    BackupDir {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A file or directory of the store, or of its backups, cannot be made, written or removed.
+    #[error("{}: {doing} failed", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// Why.
+        #[source]
+        cause: std::io::Error,
+    },
 }
 
 impl Error {
@@ -65,6 +99,12 @@ impl Error {
             Self::Damaged { table: Table::Logs, key, .. } => keys::parse_entry(key),
             _ => None,
         }
+    }
+
+    /// For `map_err`: `doing` something with the file or directory at `path` failed.
+    pub(super) fn file(path: &Path, doing: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |cause| Self::File { path, doing, cause }
     }
 }
 
@@ -86,9 +126,13 @@ pub enum Unreadable {
     /// The key is none that is written.
     #[error("its key is invalid")]
     Key,
+    /// The body that it refers to is not there.
+    #[error("its body {0} is missing")]
+    NoBody(BodyId),
 }
 
-struct Hex<'a>(&'a [u8]);
+/// Bytes in hexadecimal digits.
+pub(super) struct Hex<'a>(pub(super) &'a [u8]);
 
 impl std::fmt::Display for Hex<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

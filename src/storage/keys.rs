@@ -152,6 +152,12 @@ pub fn body(id: BodyId) -> Key {
     spaced(BODY, id)
 }
 
+/// Reads a key of [`body`].
+#[must_use]
+pub fn parse_body(key: &[u8]) -> Option<BodyId> {
+    Some(u64::from_be_bytes(key.strip_prefix(&[BODY])?.try_into().ok()?))
+}
+
 /// `bodies`: how many entries refer to it.
 #[must_use]
 pub fn body_count(id: BodyId) -> Key {
@@ -228,6 +234,7 @@ mod tests {
             assert_eq!(parse_body_count(&key), Some(id));
             assert!(body_counts().0 <= key && key < body_counts().1);
             assert!(body(id) < body_counts().0 && parse_body_count(&body(id)).is_none());
+            assert_eq!((parse_body(&body(id)), parse_body(&key)), (Some(id), None));
             let key = garbage(id);
             assert_eq!(parse_garbage(&key), Some(id));
             assert!(all_garbage().0 <= key && key < all_garbage().1);

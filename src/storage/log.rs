@@ -112,14 +112,20 @@ pub(super) fn read(
 }
 
 /// Entries as they are stored.
-struct Stored {
-    entries: Vec<(Seq, EntryHead, EntryMessage)>,
+pub(super) struct Stored {
+    pub(super) entries: Vec<(Seq, EntryHead, EntryMessage)>,
     /// What ended the page.
-    damage: Option<Error>,
+    pub(super) damage: Option<Error>,
 }
 
 impl Stored {
-    fn read(engine: &dyn Engine, log: LogId, from: Seq, max_entries: usize, max_bytes: usize) -> Result<Self, Error> {
+    pub(super) fn read(
+        engine: &dyn Engine,
+        log: LogId,
+        from: Seq,
+        max_entries: usize,
+        max_bytes: usize,
+    ) -> Result<Self, Error> {
         let mut stored = Self { entries: Vec::new(), damage: None };
         let mut bytes = 0;
         let range = (keys::entry(log, from), keys::entry(log.saturating_add(1), 0));

@@ -15,10 +15,12 @@ mod garbage;
 mod keys;
 mod log;
 mod memory;
+mod offline;
 mod record;
 mod recover;
 #[cfg(feature = "rocksdb")]
 mod rocks;
+mod stats;
 #[cfg(test)]
 mod tests;
 #[cfg(feature = "rocksdb")]
@@ -46,10 +48,15 @@ pub use engine::{Engine, Op, Ops, Table, Visit};
 pub use error::{Error, Unreadable};
 pub use log::{LogEntry, RecoveredLog};
 pub use memory::MemoryEngine;
+pub use offline::{
+    Checked, Content, Finding, Import, Imported, Item, NewStore, Refused, Selection, Snapshot, backup, backups,
+    restore, verify_backup,
+};
 pub use record::{
     Author, EntryHead, LogState, OpenEntry, Step, StoredGroup, StoredSession, StoredSubscription, StoredWill,
 };
 pub use recover::{Orphan, Recovered};
+pub use stats::{Backup, DiskUse, Queue, Stats, TableUse, tree};
 
 /// The id of a session, and of its log; the first is 1.
 pub type SessionId = u64;
@@ -149,7 +156,9 @@ impl Store {
     pub fn open(dir: &Path, config: &Config) -> Result<Self, Error> {
         match config.durability {
             Durability::Memory => Self::with_engine(Arc::new(MemoryEngine::new()), config),
-            Durability::Fsync | Durability::Os => Self::with_engine(durable_engine(dir, config)?, config),
+            Durability::Fsync | Durability::Os => {
+                Self::with_engine(durable_engine(&dir.join("store"), config)?, config)
+            }
         }
     }
 
@@ -252,6 +261,37 @@ impl Store {
         log::read(self.committer.engine(), log, from, max_entries, max_bytes)
     }
 
+    /// Adds a backup to those in `dir`, and keeps `keep` of them if it is given. What was written before the call is in it, whether
+    /// somebody waits for it or not. Reads and writes go on meanwhile. Blocks for as long as it takes; not for a callback.
+    ///
+    /// # Errors
+    /// [`Error::NoBackup`], [`Error::BackupRunning`], [`Error::BackupDir`], [`Error::Engine`], and the failure of a store that has failed.
+    pub fn backup(&self, dir: &Path, keep: Option<usize>) -> Result<Backup, Error> {
+        let (sender, outcome) = std::sync::mpsc::sync_channel(1);
+        self.write(|batch| {
+            // The engine has it: the backup syncs what it takes.
+            batch.after_commit(
+                Level::Os,
+                Box::new(move |outcome| {
+                    let _ = sender.send(outcome);
+                }),
+            );
+        });
+        if outcome.recv() != Ok(Outcome::Durable) {
+            let cause = self.failure().map_or_else(|| Error::Closed.into(), Into::into);
+            return Err(Error::Engine { doing: "writing what was open", cause });
+        }
+        self.committer.engine().backup(dir, keep)
+    }
+
+    /// What is stored, counted, with the `largest` longest queues. Reads all records but those of queues: blocks on the disk.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Engine`].
+    pub fn stats(&self, largest: usize) -> Result<Stats, Error> {
+        stats::stats(self.committer.engine(), largest)
+    }
+
     /// As configured.
     #[must_use]
     pub fn durability(&self) -> Durability {
@@ -343,11 +383,11 @@ impl fmt::Debug for Store {
     }
 }
 
-/// The engine of [`Durability::Fsync`] and [`Durability::Os`], in `dir/store`; for benches that do without a store.
+/// The engine of [`Durability::Fsync`] and [`Durability::Os`], in `dir`; for benches that do without a store, too.
 #[doc(hidden)]
 #[cfg(feature = "rocksdb")]
 pub fn durable_engine(dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Error> {
-    Ok(Arc::new(rocks::RocksEngine::open(&dir.join("store"), config)?))
+    Ok(Arc::new(rocks::RocksEngine::open(dir, config)?))
 }
 
 #[doc(hidden)]

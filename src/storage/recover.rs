@@ -44,10 +44,7 @@ pub(super) struct Opened {
 /// Reads what the store has to know; marks an empty engine, and one of an older format, with the format version.
 pub(super) fn open(engine: &dyn Engine) -> Result<Opened, Error> {
     check_format(engine)?;
-    let mut opened = Opened { next_id: 1, ..Opened::default() };
-    if let Some(bytes) = engine.get(Table::Meta, keys::NEXT_ID)? {
-        opened.next_id = record::get_id(&bytes).map_err(damaged(Table::Meta, keys::NEXT_ID))?;
-    }
+    let mut opened = Opened { next_id: next_id(engine)?, ..Opened::default() };
     paged(engine, Table::Bodies, keys::body_counts(), &mut |key, value| {
         let id = keys::parse_body_count(key).ok_or(Unreadable::Key)?;
         opened.body_counts.insert(id, record::get_count(value)?);
@@ -59,6 +56,14 @@ pub(super) fn open(engine: &dyn Engine) -> Result<Opened, Error> {
         Ok(())
     })?;
     Ok(opened)
+}
+
+/// The first id that was not reserved.
+pub(super) fn next_id(engine: &dyn Engine) -> Result<u64, Error> {
+    match engine.get(Table::Meta, keys::NEXT_ID)? {
+        Some(bytes) => record::get_id(&bytes).map_err(damaged(Table::Meta, keys::NEXT_ID)),
+        None => Ok(1),
+    }
 }
 
 /// See [`super::Store::recover`]. What belongs to no session and no group is returned, to be removed.
@@ -168,10 +173,10 @@ impl Owner {
 }
 
 /// What [`paged`] calls with each key and value.
-type Each<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), Stop> + 'a;
+pub(super) type Each<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), Stop> + 'a;
 
 /// What ends [`paged`] early.
-enum Stop {
+pub(super) enum Stop {
     /// This record.
     Unreadable(Unreadable),
     /// Something else.
@@ -191,7 +196,12 @@ impl From<Error> for Stop {
 }
 
 /// Gives `each` every record of a range, page by page: between two pages nothing of the engine is held.
-fn paged(engine: &dyn Engine, table: Table, (mut from, to): (Key, Key), each: &mut Each<'_>) -> Result<(), Error> {
+pub(super) fn paged(
+    engine: &dyn Engine,
+    table: Table,
+    (mut from, to): (Key, Key),
+    each: &mut Each<'_>,
+) -> Result<(), Error> {
     let mut page: Vec<(Key, Vec<u8>)> = Vec::new();
     loop {
         let mut bytes = 0;
@@ -218,12 +228,11 @@ fn paged(engine: &dyn Engine, table: Table, (mut from, to): (Key, Key), each: &m
     }
 }
 
-fn check_format(engine: &dyn Engine) -> Result<(), Error> {
+/// The format that the engine is written in; none where it is empty.
+pub(super) fn format(engine: &dyn Engine) -> Result<Option<u32>, Error> {
     if let Some(bytes) = engine.get(Table::Meta, keys::FORMAT)? {
         return match record::get_format(&bytes).map_err(damaged(Table::Meta, keys::FORMAT))? {
-            FORMAT_VERSION => Ok(()),
-            // Each record says how it is written. An older release must not take the new ones for damaged.
-            FORMAT_OLDEST..FORMAT_VERSION => mark(engine),
+            found @ FORMAT_OLDEST..=FORMAT_VERSION => Ok(Some(found)),
             found if found > FORMAT_VERSION => Err(Error::NewerFormat { found }),
             _ => Err(Error::UnknownFormat),
         };
@@ -233,17 +242,25 @@ fn check_format(engine: &dyn Engine) -> Result<(), Error> {
             return Err(Error::UnknownFormat);
         }
     }
-    mark(engine)
+    Ok(None)
+}
+
+fn check_format(engine: &dyn Engine) -> Result<(), Error> {
+    match format(engine)? {
+        Some(FORMAT_VERSION) => Ok(()),
+        // Each record says how it is written. An older release must not take the new ones for damaged.
+        _ => mark(engine),
+    }
 }
 
 /// On the disk before anything that is written in the format.
-fn mark(engine: &dyn Engine) -> Result<(), Error> {
+pub(super) fn mark(engine: &dyn Engine) -> Result<(), Error> {
     let mut ops = Ops::default();
     ops.put(Table::Meta, keys::FORMAT, |out| record::put_format(out, FORMAT_VERSION));
     engine.write(&ops, true)
 }
 
-fn damaged(table: Table, key: &[u8]) -> impl FnOnce(Unreadable) -> Error {
+pub(super) fn damaged(table: Table, key: &[u8]) -> impl FnOnce(Unreadable) -> Error {
     let key = key.to_vec();
     move |cause| Error::Damaged { table, key, cause }
 }
@@ -252,4 +269,5 @@ fn damaged(table: Table, key: &[u8]) -> impl FnOnce(Unreadable) -> Error {
 const FORMAT_OLDEST: u32 = 1;
 const PAGE_RECORDS: usize = 1024;
 const PAGE_BYTES: usize = 1 << 20;
-const EVERYTHING_END: &[u8] = &[0xFF; 9];
+/// Greater than all keys.
+pub(super) const EVERYTHING_END: &[u8] = &[0xFF; 9];

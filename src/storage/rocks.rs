@@ -1,17 +1,24 @@
-//! The durable engine: RocksDB. The only file that names it.
+//! The durable engine: RocksDB. Only this file and those in `rocks/` name it.
 //!
 //! The write-ahead log is always on. A torn end is the normal trace of a crash, and is cut off (`wal`); damage anywhere before is damage:
 //! opening is refused then, where other modes of recovery would silently drop what follows, and with it what was acknowledged as durable.
 //! Must not know what keys and values mean.
 
+pub(super) mod backup;
+mod files;
+
 use std::{
     fs::File,
     ops::{ControlFlow, Deref},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use rocksdb::{
     BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType, DBRecoveryMode, ErrorKind,
     LogLevel, Options, ReadOptions, WriteBatch, WriteOptions,
@@ -20,7 +27,7 @@ use rocksdb::{
 use rustix::fs::{FlockOperation, flock};
 
 use super::{
-    Config, Engine, Error, Op, Ops, Table, Visit, make_dir,
+    Backup, Config, DiskUse, Engine, Error, Op, Ops, Table, Visit, make_dir,
     wal::{self, Mark},
 };
 
@@ -29,9 +36,11 @@ pub(super) struct RocksEngine {
     dir: PathBuf,
     config: Config,
     /// `None` while closed.
-    db: RwLock<Option<Locked>>,
+    db: RwLock<Option<Arc<Locked>>>,
     /// The last sequence number that is known to be synced.
     synced: AtomicU64,
+    /// Held while a backup is made: one at a time, and the database stays open.
+    backing_up: Mutex<()>,
 }
 
 /// A database in a directory that is locked: RocksDB locks it too, but not yet when its logs are cut.
@@ -53,13 +62,31 @@ impl RocksEngine {
     pub(super) fn open(dir: &Path, config: &Config) -> Result<Self, Error> {
         make_dir(dir)
             .map_err(|cause| Error::Engine { doing: "making the directory of the store", cause: cause.into() })?;
-        let db = RwLock::new(Some(open(dir, config)?));
-        let engine = Self { dir: dir.to_owned(), config: config.clone(), db, synced: AtomicU64::default() };
+        let engine = Self::of(open(dir, config)?, dir, config);
         engine.begin_log()?;
         Ok(engine)
     }
 
-    fn db(&self) -> RwLockReadGuard<'_, Option<Locked>> {
+    /// Opens the database in `dir` as it lies, write-ahead log included. Nothing is written, not even its diary.
+    pub(super) fn open_to_read(dir: &Path, config: &Config) -> Result<Self, Error> {
+        let locked = lock(dir)?;
+        let options = database_options(config);
+        let opened = DB::open_cf_descriptors_read_only(&options, dir, families(dir, &options, config), false);
+        let db = opened.map_err(failed("opening the database"))?;
+        Ok(Self::of(Locked { db, _dir: locked }, dir, config))
+    }
+
+    fn of(db: Locked, dir: &Path, config: &Config) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            config: config.clone(),
+            db: RwLock::new(Some(Arc::new(db))),
+            synced: AtomicU64::default(),
+            backing_up: Mutex::default(),
+        }
+    }
+
+    fn db(&self) -> RwLockReadGuard<'_, Option<Arc<Locked>>> {
         self.db.read()
     }
 
@@ -145,19 +172,42 @@ impl Engine for RocksEngine {
     }
 
     fn reopen(&self) -> Result<(), Error> {
+        let Some(_none_is_made) = self.backing_up.try_lock() else {
+            return Err(Error::BackupRunning);
+        };
         let mut db = self.db.write();
         // Closed before it is opened: it holds the lock of the directory.
         *db = None;
-        *db = Some(open(&self.dir, &self.config)?);
+        *db = Some(Arc::new(open(&self.dir, &self.config)?));
         drop(db);
         self.begin_log()
     }
 
     fn close(&self) -> Result<(), Error> {
+        let backing_up = self.backing_up.try_lock_for(BACKUP_PATIENCE);
+        if backing_up.is_none() {
+            tracing::warn!("a backup that is being made is given up");
+        }
         if let Some(db) = self.db.write().take() {
-            db.cancel_all_background_work(true);
+            db.cancel_all_background_work(backing_up.is_some());
         }
         Ok(())
+    }
+
+    fn backup(&self, dir: &Path, keep: Option<usize>) -> Result<Backup, Error> {
+        let _one = self.backing_up.try_lock().ok_or(Error::BackupRunning)?;
+        let db = self.db().clone().ok_or(Error::Closed)?;
+        backup::make(&db, &self.dir, dir, keep)
+    }
+
+    fn disk_use(&self) -> Result<DiskUse, Error> {
+        let db = self.db();
+        files::disk_use(db.as_ref().ok_or(Error::Closed)?, &self.dir)
+    }
+
+    fn fences(&self, table: Table) -> Result<Vec<Vec<u8>>, Error> {
+        let db = self.db();
+        files::fences(db.as_ref().ok_or(Error::Closed)?, table)
     }
 }
 
@@ -213,19 +263,8 @@ fn open(dir: &Path, config: &Config) -> Result<Locked, Error> {
             "the end of the write-ahead log is torn, as a crash leaves it, and was cut off: it was not synced yet"
         );
     }
-    let cache = Cache::new_lru_cache(config.rocksdb_cache_bytes);
     let options = database_options(config);
-    let mut families: Vec<_> = Table::ALL
-        .iter()
-        .map(|&table| ColumnFamilyDescriptor::new(table.name(), table_options(table, config, &cache)))
-        .collect();
-    // A later release may have more tables. They have to be opened for its format version to be read, and refused by name.
-    for name in DB::list_cf(&options, dir).unwrap_or_default() {
-        if Table::ALL.iter().all(|table| table.name() != name) {
-            families.push(ColumnFamilyDescriptor::new(name, Options::default()));
-        }
-    }
-    let opened = DB::open_cf_descriptors(&options, dir, families).map_err(|cause| {
+    let opened = DB::open_cf_descriptors(&options, dir, families(dir, &options, config)).map_err(|cause| {
         // RocksDB has no kind of its own for this.
         let lock = dir.join("LOCK");
         if cause.kind() == ErrorKind::IOError && cause.as_ref().contains(&*lock.to_string_lossy()) {
@@ -234,6 +273,21 @@ fn open(dir: &Path, config: &Config) -> Result<Locked, Error> {
         failed("opening the database")(cause)
     });
     Ok(Locked { db: opened?, _dir: locked })
+}
+
+fn families(dir: &Path, options: &Options, config: &Config) -> Vec<ColumnFamilyDescriptor> {
+    let cache = Cache::new_lru_cache(config.rocksdb_cache_bytes);
+    let mut families: Vec<_> = Table::ALL
+        .iter()
+        .map(|&table| ColumnFamilyDescriptor::new(table.name(), table_options(table, config, &cache)))
+        .collect();
+    // A later release may have more tables. They have to be opened for its format version to be read, and refused by name.
+    for name in DB::list_cf(options, dir).unwrap_or_default() {
+        if Table::ALL.iter().all(|table| table.name() != name) {
+            families.push(ColumnFamilyDescriptor::new(name, Options::default()));
+        }
+    }
+    families
 }
 
 fn database_options(config: &Config) -> Options {
@@ -292,10 +346,12 @@ fn failed(doing: &'static str) -> impl FnOnce(rocksdb::Error) -> Error {
 
 /// The property that tells the number of the oldest log that is needed.
 const OLDEST_LOG: &str = "rocksdb.min-log-number-to-keep";
+/// How long a closing waits for a backup that is being made, before the end of the process ends that too.
+const BACKUP_PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, sync::Arc};
+    use std::fs;
 
     use super::*;
     use crate::{
@@ -392,7 +448,10 @@ mod tests {
     fn a_later_format_is_refused_by_name_also_with_more_tables() {
         let dir = tempfile::tempdir().unwrap();
         let engine = RocksEngine::open(&dir.path().join("store"), &config(Durability::Fsync)).unwrap();
-        engine.db.write().as_mut().unwrap().db.create_cf("later", &Options::default()).unwrap();
+        let mut db = engine.db.write();
+        let locked = Arc::get_mut(db.as_mut().unwrap()).unwrap();
+        locked.db.create_cf("later", &Options::default()).unwrap();
+        drop(db);
         let mut ops = Ops::default();
         ops.put(Table::Meta, b"format", |out| out.extend_from_slice(&7u32.to_be_bytes()));
         engine.write(&ops, true).unwrap();

@@ -13,7 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use history::{Model, bodies_in, model_of};
+use history::Model;
+pub(super) use history::{bodies_in, histories, model_of};
 
 use super::{
     faulty::{Fault, FaultyEngine},
@@ -611,7 +612,7 @@ fn put(store: &Store, id: SessionId) -> Lsn {
     lsn
 }
 
-fn session(id: SessionId) -> StoredSession {
+pub(super) fn session(id: SessionId) -> StoredSession {
     StoredSession {
         id,
         client_id: format!("client-{id}"),

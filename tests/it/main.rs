@@ -42,4 +42,6 @@ mod scram;
 mod support;
 mod sys;
 mod tls;
+#[cfg(feature = "rocksdb")]
+mod tools;
 mod wrong_acknowledgements;

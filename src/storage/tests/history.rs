@@ -32,9 +32,14 @@ fn nothing_durable_is_lost_and_nothing_is_torn() {
     }
 }
 
+/// Stores at the end of random histories, discarded logs removed, each with its seed.
+pub(in crate::storage) fn histories(seeds: std::ops::RangeInclusive<u64>) -> Vec<(u64, Arc<FaultyEngine>)> {
+    seeds.map(|seed| (seed, History::new(seed, Durability::Fsync).run(250))).collect()
+}
+
 /// What the store holds, as far as a caller can see it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Model {
+pub(in crate::storage) struct Model {
     pub(super) owners: BTreeMap<LogId, Owner>,
     wills: BTreeMap<SessionId, StoredWill>,
     retained: BTreeMap<String, (Message, Option<Author>)>,
@@ -66,7 +71,7 @@ pub(super) struct Log {
 }
 
 /// Reads everything through the store's own surface.
-pub(super) fn model_of(store: &Store) -> Model {
+pub(in crate::storage) fn model_of(store: &Store) -> Model {
     let mut model = Model::default();
     let mut order = Vec::new();
     let log = |id, found: RecoveredLog| {
@@ -169,7 +174,7 @@ impl Model {
 }
 
 /// The shared bodies that are stored, with their counts; checks that each body has one and each count a body.
-pub(super) fn bodies_in(engine: &dyn Engine) -> BTreeMap<BodyId, u32> {
+pub(in crate::storage) fn bodies_in(engine: &dyn Engine) -> BTreeMap<BodyId, u32> {
     let (mut bodies, mut counts) = (BTreeSet::new(), BTreeMap::new());
     engine
         .scan(Table::Bodies, &[], &[0xFF], &mut |key, value| {
@@ -214,7 +219,7 @@ impl History {
         }
     }
 
-    fn run(mut self, steps: usize) {
+    fn run(mut self, steps: usize) -> Arc<FaultyEngine> {
         for _ in 0..steps {
             match self.random.below(40) {
                 0 => self.power_cut(),
@@ -225,6 +230,8 @@ impl History {
         }
         self.power_cut();
         self.check_garbage();
+        // Not the one that ends with the store.
+        Arc::new(self.engine.power_cut(usize::MAX))
     }
 
     fn write(&mut self) {

@@ -1,0 +1,130 @@
+//! `pinnace backup` and `pinnace restore`.
+//!
+//! Must not copy anything itself: the broker that serves the store does, or `storage` where none runs.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::{
+    Failure, interrupt, live, print,
+    progress::{Progress, Unit},
+    store::DataDir,
+};
+use crate::storage::{self, NewStore};
+
+/// Makes a backup of the store, or tells of those that are there. A running broker makes it while it serves: what was acknowledged before is
+/// in it. A further backup in the same directory adds what is new since.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The directory of backups; made where it is missing.
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    #[command(flatten)]
+    data: DataDir,
+    /// The control socket of the broker, where it is elsewhere.
+    #[arg(long, value_name = "PATH", conflicts_with = "data_dir")]
+    socket: Option<PathBuf>,
+    /// Remove the oldest backups, so that so many stay.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    keep: Option<u32>,
+    /// List the backups in DIR, and make none.
+    #[arg(long, conflicts_with_all = ["keep", "verify"])]
+    list: bool,
+    /// Restore the newest backup in DIR, or the one of --backup, into a directory beside it, check every record, and remove it; make none.
+    #[arg(long, conflicts_with = "keep")]
+    verify: bool,
+    /// The backup to verify, by its number.
+    #[arg(long, value_name = "ID", requires = "verify")]
+    backup: Option<u32>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Show no progress.
+    #[arg(long)]
+    quiet: bool,
+}
+
+/// Restores a store from a backup into a data directory that has none. It is there as a whole, or not at all.
+#[derive(Debug, clap::Args)]
+pub struct RestoreArgs {
+    /// The directory of backups.
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    #[command(flatten)]
+    data: DataDir,
+    /// The backup, by its number [default: the newest].
+    #[arg(long, value_name = "ID")]
+    backup: Option<u32>,
+    /// Show no progress.
+    #[arg(long)]
+    quiet: bool,
+}
+
+/// # Errors
+/// Why there is no backup, or what is wrong with it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    // The broker has a working directory of its own.
+    let dir = std::path::absolute(&args.dir).map_err(Failure::failed)?;
+    if args.list {
+        let backups = storage::backups(&dir).map_err(Failure::failed)?;
+        return tell(args, &json!({ "backups": serde_json::to_value(backups).map_err(Failure::failed)? }));
+    }
+    if args.verify {
+        return verify(args, &dir);
+    }
+    let held = if args.socket.is_some() { None } else { args.data.try_hold_to_read()? };
+    let progress = Progress::new(args.quiet, "backing up", Unit::Bytes, 0);
+    let keep = args.keep.map(|keep| keep as usize);
+    let made = match held {
+        Some(held) => {
+            let made = progress.while_filling(&dir, || storage::backup(&held.dir, &dir, keep));
+            serde_json::to_value(made.map_err(Failure::failed)?).map_err(Failure::failed)?
+        }
+        None => {
+            let socket = live::socket(args.socket.as_deref(), &args.data)?;
+            let asked = json!({ "dir": dir, "keep": keep });
+            progress.while_filling(&dir, || live::post(&socket, "/v1/backup", &asked))?
+        }
+    };
+    tell(args, &made)
+}
+
+fn tell(args: &Args, answer: &Value) -> Result<(), Failure> {
+    if args.json { print(format_args!("{answer:#}\n")) } else { print(live::human(answer)) }
+}
+
+fn verify(args: &Args, dir: &Path) -> Result<(), Failure> {
+    let backups = storage::backups(dir).map_err(Failure::failed)?;
+    let id = args.backup.or_else(|| backups.last().map(|backup| backup.id)).unwrap_or_default();
+    let mut progress = Progress::new(args.quiet, "verifying", Unit::Records, 0);
+    let mut told = Ok(());
+    let checked = storage::verify_backup(dir, id, &mut |records| progress.add(records), &mut |finding| {
+        if finding.is_fault && told.is_ok() {
+            told = print(format_args!("fault: {finding}\n"));
+        }
+    });
+    drop(progress);
+    told?;
+    match checked.map_err(Failure::failed)? {
+        checked if checked.faults == 0 => print(format_args!("backup {id}: {} records, no fault\n", checked.records)),
+        checked => Err(Failure::Failed(format!("backup {id} has {} faults", checked.faults))),
+    }
+}
+
+/// # Errors
+/// Why nothing was restored.
+pub fn restore(args: &RestoreArgs) -> Result<(), Failure> {
+    let dir = std::path::absolute(&args.dir).map_err(Failure::failed)?;
+    let backups = storage::backups(&dir).map_err(Failure::failed)?;
+    let wanted = backups.iter().rev().find(|backup| args.backup.is_none_or(|id| backup.id == id));
+    let bytes = wanted.map_or(0, |backup| backup.bytes);
+    let held = args.data.hold_to_write()?;
+    let new = NewStore::begin(&held.dir).map_err(Failure::failed)?;
+    interrupt::removes(new.path())?;
+    let progress = Progress::new(args.quiet, "restoring", Unit::Bytes, bytes);
+    let place = new.path().to_owned();
+    let restored = progress.while_filling(&place, || storage::restore(&dir, args.backup, new));
+    let restored = restored.map_err(Failure::failed)?;
+    print(format_args!("backup {} restored into {}: {} bytes\n", restored.id, held.dir.display(), restored.bytes))
+}

@@ -1,0 +1,105 @@
+//! `pinnace store ...`: what the store of a data directory holds, and whether it is whole.
+//!
+//! Must not know how records are stored: `storage` reads and writes them.
+
+mod check;
+mod export;
+mod import;
+mod line;
+mod stats;
+
+use std::{
+    fs::{self, File},
+    io,
+    path::PathBuf,
+};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::Failure;
+use crate::{config, server, storage};
+
+/// `pinnace store ...`
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Read every record and what records say of each other; exit code 1 if something is wrong. No broker may run.
+    Check(check::Args),
+    /// Count what is stored: sessions, queues, retained messages, disk. Asks the broker if one runs.
+    Stats(stats::Args),
+    /// Write all that is stored as JSON, one object a line. No broker may run.
+    Export(export::Args),
+    /// Make a store of what `export` has written. No broker may run, and no store may be there.
+    Import(import::Args),
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What went wrong, or is wrong with the store.
+pub fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Check(args) => check::run(&args),
+        Command::Stats(args) => stats::run(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Import(args) => import::run(&args),
+    }
+}
+
+/// The data directory of a broker.
+#[derive(Debug, clap::Args)]
+pub(super) struct DataDir {
+    /// The data directory of the broker [default: that of `pinnace serve`].
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+}
+
+impl DataDir {
+    pub(super) fn path(&self) -> Result<PathBuf, Failure> {
+        let env: Vec<_> = std::env::vars_os().collect();
+        let dir = self.data_dir.clone().or_else(|| config::data_dir(&env));
+        dir.ok_or_else(|| Failure::Configuration("no home directory: name the data by --data-dir".into()))
+    }
+
+    /// Holds it for as long as the command reads, without changing anything in it.
+    pub(super) fn hold_to_read(&self) -> Result<Held, Failure> {
+        let dir = self.path()?;
+        self.try_hold_to_read()?.ok_or_else(|| in_use(&dir))
+    }
+
+    /// None while a broker runs on it.
+    pub(super) fn try_hold_to_read(&self) -> Result<Option<Held>, Failure> {
+        let dir = self.path()?;
+        match File::open(dir.join("lock")) {
+            Ok(lock) => match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => Ok(Some(Held { dir, _lock: Some(lock) })),
+                Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+                Err(error) => Err(Failure::Failed(format!("{}: cannot lock it: {error}", dir.display()))),
+            },
+            // No broker has ever run on it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some(Held { dir, _lock: None })),
+            Err(error) => Err(Failure::Failed(format!("{}: cannot lock it: {error}", dir.display()))),
+        }
+    }
+
+    /// Holds it for as long as the command writes; makes it where it is missing.
+    pub(super) fn hold_to_write(&self) -> Result<Held, Failure> {
+        let dir = self.path()?;
+        let unusable = |error| Failure::Failed(format!("{}: cannot use the data directory: {error}", dir.display()));
+        storage::make_dir(&dir).map_err(unusable)?;
+        let lock = server::lock_data_dir(&dir).map_err(unusable)?.ok_or_else(|| in_use(&dir))?;
+        Ok(Held { dir, _lock: Some(lock) })
+    }
+}
+
+/// A data directory on which no broker can start while this lives.
+pub(super) struct Held {
+    pub(super) dir: PathBuf,
+    _lock: Option<fs::File>,
+}
+
+fn in_use(dir: &std::path::Path) -> Failure {
+    Failure::Failed(format!(
+        "{}: a broker runs on it; stop it first (pinnace drain), or restore a backup elsewhere",
+        dir.display()
+    ))
+}
