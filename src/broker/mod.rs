@@ -23,7 +23,7 @@ mod throttle;
 mod will;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
@@ -32,7 +32,7 @@ use std::{
 };
 
 use dashmap::DashMap;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 /// Why the log of a session cannot be read.
 pub use crate::storage::Error as LogError;
@@ -92,6 +92,8 @@ pub struct Broker {
     sys: Sys,
     queues: Arc<Queues>,
     next_unstored_id: AtomicU64,
+    /// Sessions whose Will was published by a commit that failed.
+    unpublished_wills: Arc<Mutex<HashSet<u64>>>,
     /// Whether everything is being read from the store anew: nobody is let in meanwhile.
     rebuilding: RwLock<bool>,
     /// Set once the broker stops.
@@ -143,6 +145,7 @@ impl Broker {
             sys: Sys::default(),
             queues: Arc::new(Queues::new(config.max_total_queued_bytes)),
             next_unstored_id: AtomicU64::new(UNSTORED),
+            unpublished_wills: Arc::default(),
             rebuilding: RwLock::new(false),
             farewell: OnceLock::new(),
             config,

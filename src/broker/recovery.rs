@@ -253,7 +253,8 @@ impl Broker {
                 Some(client) => {
                     client.will = Some(PendingWill::restore(stored));
                     match due_at {
-                        Some(at) => self.sweep.will_due(client, at),
+                        Some(at) if at > now => self.sweep.will_due(client, at),
+                        Some(_) => self.publish_will(client, turn, now),
                         None => self.will_after_disconnect(client, turn, now, now),
                     }
                 }
@@ -284,10 +285,13 @@ impl Broker {
     }
 
     /// After a commit failed, memory is ahead of the store, never behind: a stored session or Will that it does not know has ended, and
-    /// the commit that says so failed. The Wills that it knows are those that are due.
-    fn discard_ended(&self, found: &mut Found, old: &Clients) {
+    /// the commit that says so failed. The Wills that it knows are those that are due, and those whose publication failed.
+    fn discard_ended(&self, found: &mut Found, old: &Clients, now: Timestamp) {
         let ended: Vec<_> = found.sessions.extract_if(.., |session| !old.contains_key(&session.stored.id)).collect();
-        let mut wills = std::mem::take(&mut found.wills);
+        let unpublished = std::mem::take(&mut *self.unpublished_wills.lock());
+        let (again, mut wills): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut found.wills).into_iter().partition(|will| unpublished.contains(&will.session));
+        found.wills = again.into_iter().map(|will| StoredWill { due_at: Some(now), ..will }).collect();
         wills.retain(|will| match old.get(&will.session) {
             Some(client) => client.will.is_none(),
             // Else its client is connected.
@@ -323,7 +327,7 @@ impl Broker {
         self.retained.watch();
         let mut found = self.store.reopen(|| self.find())?;
         let old = self.registry.evict_all().into_iter().map(|client| (client.session.id, client)).collect();
-        self.discard_ended(&mut found, &old);
+        self.discard_ended(&mut found, &old, now);
         self.take_over(found, old, now);
         drop(rebuilding);
         Ok(())

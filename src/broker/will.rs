@@ -4,11 +4,11 @@
 
 use crate::{
     metrics::DropReason,
-    mqtt::{Message, Timestamp, packet::Will},
-    storage::StoredWill,
+    mqtt::{Message, QoS, Timestamp, packet::Will},
+    storage::{Batch, Outcome, StoredWill},
 };
 
-use super::{Broker, Client, Turn};
+use super::{Broker, Client, Turn, publish::Op};
 
 /// The Will of a session that is online, or that has a Will Delay running.
 #[derive(Debug)]
@@ -97,18 +97,34 @@ impl Broker {
         // It was accepted, maybe before a restart, with the QoS that it has, and has it still: Maximum QoS limits what clients send, not what
         // they are sent (3.2.2.3.4). To retain it is what the broker does not do any more.
         message.retain &= self.limits.retain_available;
+        let done = Op::WillDone { session: id, again: message.qos != QoS::AtMostOnce || message.retain };
         match self.may_publish(&client.receiver, &message.topic) {
             Ok(()) => {
                 self.publish_message(turn, message, &client.receiver);
-                turn.push(super::publish::Op::WillDone(id));
+                turn.push(done);
             }
             Err(line) => {
                 turn.counts.publishes_denied += 1;
                 turn.counts.dropped(DropReason::AclDenied);
                 self.log_denied("will", &client.receiver, message.topic.as_str(), line);
-                turn.push(super::publish::Op::WillDone(id));
+                turn.push(done);
             }
         }
         self.dispatch(client, turn, now);
+    }
+
+    /// The Will of `session` needs not be stored any more. It was accepted by CONNACK, and nobody is left to be told that its commit failed: then
+    /// it is published once more when the store works again.
+    pub(super) fn will_done(&self, session: u64, again: bool, batch: &mut Batch) {
+        batch.delete_will(session);
+        if again {
+            let unpublished = self.unpublished_wills.clone();
+            let note = move |outcome| {
+                if outcome == Outcome::Failed {
+                    unpublished.lock().insert(session);
+                }
+            };
+            batch.after_commit(self.store.durability().level(), Box::new(note));
+        }
     }
 }

@@ -158,7 +158,8 @@ impl Connection {
         }
     }
 
-    /// Packets that came in one segment with what ended the connection are answered like all others: once what they stand for is durable.
+    /// Packets that came in one segment with what ended the connection are answered like all others: once what they stand for is durable, or
+    /// is known not to be.
     async fn answer_last(&mut self, ended: &Ended) {
         match ended {
             // An answer that could not be given ended it: those behind it must not overtake it.
@@ -167,6 +168,7 @@ impl Connection {
             | Ended::Malformed(_)
             | Ended::Violated(_)
             | Ended::NotAuthenticated(_)
+            | Ended::StoreFailed
             | Ended::ShuttingDown => {}
             _ => return,
         }

@@ -19,6 +19,8 @@ mod config_errors;
 mod config_files;
 mod conformance;
 mod control;
+#[cfg(feature = "rocksdb")]
+mod disk_faults;
 mod drain;
 #[cfg(feature = "rocksdb")]
 mod durability;

@@ -154,12 +154,21 @@ OPEN(open64, AT_FDCWD, const char *path)
 OPEN(openat, dir, int dir, const char *path)
 OPEN(openat64, dir, int dir, const char *path)
 
-int close(int fd) {
+static void closing(int fd) {
     if (opened(fd)) {
         free(files[fd].path);
         files[fd].path = NULL;
     }
+}
+
+int close(int fd) {
+    closing(fd);
     return REAL(close)(fd);
+}
+
+int fclose(FILE *file) {
+    closing(fileno(file));
+    return REAL(fclose)(file);
 }
 
 /* How many bytes of `count` are to be written: 0 with errno set if the call fails. */

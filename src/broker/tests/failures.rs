@@ -131,9 +131,9 @@ fn a_will_is_published_once_whatever_the_store_does() {
     for fault in [Fault::Write, Fault::Sync] {
         for (expiry_secs, delay_secs, ended, at_once, later) in [
             (0, 0, Ended::Normally, 0, 0),
-            (0, 0, Ended::Abnormally, 1, 0),
+            (0, 0, Ended::Abnormally, 1, 1),
             (60, 0, Ended::Normally, 0, 0),
-            (60, 0, Ended::Abnormally, 1, 0),
+            (60, 0, Ended::Abnormally, 1, 1),
             (60, 0, Ended::StoreFailed, 0, 1),
             (60, 30, Ended::Abnormally, 0, 0),
             (60, 30, Ended::StoreFailed, 0, 0),
@@ -148,7 +148,7 @@ fn a_will_is_published_once_whatever_the_store_does() {
             world.leave(owner, ended);
             assert_eq!(world.published(), at_once, "{case}: at once");
             world.broker.rebuild(crate::clock::now()).unwrap();
-            // What was published while nothing could be stored is not retained.
+            // What was published while nothing could be stored is published again.
             assert_eq!(world.published(), later, "{case}: after the rebuilding");
             let waits = delay_secs > 0;
             let mut wills = world.stored().1;

@@ -24,6 +24,8 @@ pub struct Disk {
     root: PathBuf,
     /// What the disk held when the log began.
     base: Model,
+    /// How often it was made to fail.
+    faults: u64,
 }
 
 /// What a power cut took, and what it left of what it might have taken.
@@ -41,7 +43,7 @@ impl Disk {
         let (home, root) = (setup.dir().join("disk"), setup.data_dir());
         fs::create_dir_all(home.join("kept")).unwrap();
         fs::create_dir(&root).unwrap();
-        let disk = Self { base: Model::of(&root, &home.join("kept")), home, root };
+        let disk = Self { base: Model::of(&root, &home.join("kept")), home, root, faults: 0 };
         let setup = setup
             .env("LD_PRELOAD", layer().to_str().unwrap())
             .env("PINNACE_TEST_DISK", disk.home.to_str().unwrap())
@@ -78,9 +80,11 @@ impl Disk {
     }
 
     /// Has calls fail from now on: lines as `tests/preload/disk.c` reads them.
-    pub fn fail(&self, faults: &str) {
+    pub fn fail(&mut self, faults: &str) {
+        self.faults += 1;
         let next = self.home.join("fault.next");
-        fs::write(&next, faults).unwrap();
+        // A line that never applies makes each text another one: it counts anew.
+        fs::write(&next, format!("{faults}nothing 0 0 0 {}\n", self.faults)).unwrap();
         fs::rename(next, self.home.join("fault")).unwrap();
     }
 
