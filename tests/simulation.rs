@@ -45,6 +45,8 @@ struct World {
     random: Random,
     engine: Arc<FaultyEngine>,
     limits: Limits,
+    /// What the broker keeps in memory of what is retained, in bytes.
+    retained_cache: u64,
     durability: Durability,
     broker: Arc<Broker>,
     shared: Arc<Shared>,
@@ -73,8 +75,9 @@ impl World {
             ..Limits::default()
         };
         let durability = random.pick(&[Durability::Fsync, Durability::Fsync, Durability::Os]);
+        let retained_cache = random.pick(&[0, 1000, 1 << 20]);
         let executor = Executor::new();
-        let (broker, shared) = start(&executor, &engine, &limits, durability, now);
+        let (broker, shared) = start(&executor, &engine, &limits, retained_cache, durability, now);
         let clients = (0..6 + random.below(6))
             .map(|index| {
                 let version = random.pick(&[Version::V3_1_1, Version::V5]);
@@ -90,6 +93,7 @@ impl World {
             random,
             engine,
             limits,
+            retained_cache,
             durability,
             broker,
             shared,
@@ -239,7 +243,8 @@ impl World {
         self.engine = engine;
         self.model.restarted();
         self.executor = Executor::new();
-        let (broker, shared) = start(&self.executor, &self.engine, &self.limits, self.durability, self.now);
+        let (broker, shared) =
+            start(&self.executor, &self.engine, &self.limits, self.retained_cache, self.durability, self.now);
         (self.broker, self.shared) = (broker, shared);
         self.pump();
     }
@@ -367,13 +372,15 @@ fn start(
     executor: &Executor,
     engine: &Arc<FaultyEngine>,
     limits: &Limits,
+    retained_cache_bytes: u64,
     durability: Durability,
     now: Timestamp,
 ) -> (Arc<Broker>, Arc<Shared>) {
     let config = Config { durability, ..Config::default() };
     let store = Arc::new(Store::stepped(engine.clone(), &config).expect("the store opens"));
     let auth = Auth::load(&pinnace::auth::Config::default()).expect("no files");
-    let broker = Broker::new(pinnace::broker::Config::default(), limits.clone(), store, auth);
+    let config = pinnace::broker::Config { retained_cache_bytes, ..Default::default() };
+    let broker = Broker::new(config, limits.clone(), store, auth);
     executor.enter(|| broker.recover(now)).expect("what is stored can be read");
     let shared = Shared::in_memory(broker.clone());
     (broker, shared)

@@ -16,8 +16,10 @@ pub struct Config {
     pub max_total_queued_bytes: u64,
     /// The most retained messages; 0: no limit.
     pub max_retained_messages: u64,
-    /// The most bytes that retained messages take in memory; 0: no limit.
+    /// The most bytes of retained messages; 0: no limit.
     pub max_retained_bytes: u64,
+    /// How many bytes of the last retained messages stay in memory; the others are read from the store when they are sent.
+    pub retained_cache_bytes: u64,
     /// How shared subscriptions deal out their messages.
     pub shared_subscriptions: SharedSubscriptions,
 }
@@ -30,6 +32,7 @@ impl Default for Config {
             max_total_queued_bytes: 8 << 30,
             max_retained_messages: 1_000_000,
             max_retained_bytes: 1 << 30,
+            retained_cache_bytes: 16 << 20,
             shared_subscriptions: SharedSubscriptions::default(),
         }
     }

@@ -127,6 +127,8 @@ struct Inbox {
     log: Extent,
     /// The commit that the last entry is in.
     last_commit: u64,
+    /// The last entry that is something retained, and how many there were since the log was settled up to such a one.
+    replayed: (u64, u64),
     /// Log entries are not held here: the receiver finds them in its log.
     behind: bool,
     ended: bool,
@@ -314,18 +316,30 @@ impl Receiver {
         Ok(appended)
     }
 
-    /// Appends to the log alone: the receiver reads it there, and so all that follows it, in the order of the log.
-    pub fn append_behind(
+    /// Appends something retained to the log alone: the receiver reads it there, and so all that follows it, in the order of the log. Gives who is
+    /// to be woken; none where it has to wait for room. An empty log has room for whatever it is.
+    pub fn append_replayed(
         &self,
         batch: &mut Batch,
         body: &Body<'_>,
         delivery: &Delivery,
-    ) -> Result<Option<Arc<Signal>>, DropReason> {
+    ) -> Option<Option<Arc<Signal>>> {
         let mut inbox = self.inbox.lock();
-        self.append_to(&mut inbox, batch, body, delivery)?;
-        inbox.asks_to_drop(self);
+        let size = delivery.message.size();
+        if !inbox.takes_replayed(size as u64, self) {
+            return None;
+        }
+        let head = entry_head(delivery);
+        let others = inbox.replayed();
+        inbox.log_entry(self, batch, head, body, size);
+        inbox.replayed = (inbox.log.tail, others + 1);
         let was_behind = std::mem::replace(&mut inbox.behind, true);
-        Ok(if was_behind { None } else { inbox.signal.clone() })
+        Some(if was_behind { None } else { inbox.signal.clone() })
+    }
+
+    /// Whether there is room in the log for something retained.
+    pub fn takes_replayed(&self) -> bool {
+        self.inbox.lock().takes_replayed(0, self)
     }
 
     fn append_to(
@@ -343,10 +357,7 @@ impl Receiver {
             inbox.refuse(reason, self);
             return Err(reason);
         }
-        let subscription_ids = delivery.subscription_ids.as_deref().unwrap_or_default().into();
-        let (qos, retain) = (delivery.qos, delivery.retain);
-        let head = EntryHead { qos, retain, subscription_ids, publisher: 0, log_bytes: 0 };
-        Ok(inbox.log_entry(self, batch, head, body, size))
+        Ok(inbox.log_entry(self, batch, entry_head(delivery), body, size))
     }
 
     /// Appends a message that is in flight to the receiver already.
@@ -563,6 +574,20 @@ impl Inbox {
         self.all_full(size, receiver)
     }
 
+    /// Whether the log has room for something retained of `size`: little waits in it, or little of what is retained, and it is within its
+    /// limits; or nothing waits.
+    fn takes_replayed(&self, size: u64, receiver: &Receiver) -> bool {
+        let waiting = self.log.waiting();
+        let is_full =
+            || receiver.limits.are_reached(waiting, self.held(), size) || self.all_full(size, receiver).is_some();
+        !self.ended && (waiting == 0 || waiting.min(self.replayed()) < REPLAYED_AHEAD && !is_full())
+    }
+
+    /// How much of what is retained may wait in the log.
+    fn replayed(&self) -> u64 {
+        if self.log.head < self.replayed.0 { self.replayed.1 } else { 0 }
+    }
+
     /// Where all queues are full together, who is connected and has little waiting is served on.
     fn all_full(&self, size: u64, receiver: &Receiver) -> Option<DropReason> {
         let served = || self.signal.is_some() && self.held() + size <= SERVED_BYTES;
@@ -672,6 +697,13 @@ fn direct_size(delivery: &Delivery) -> u64 {
     if delivery.source == Source::Direct { delivery.message.size() as u64 } else { 0 }
 }
 
+/// What a log keeps of a delivery beside its message.
+fn entry_head(delivery: &Delivery) -> EntryHead {
+    let subscription_ids = delivery.subscription_ids.as_deref().unwrap_or_default().into();
+    let (qos, retain) = (delivery.qos, delivery.retain);
+    EntryHead { qos, retain, subscription_ids, publisher: 0, log_bytes: 0 }
+}
+
 /// A message as `receiver` gets it, before its source is known.
 pub(super) fn delivery(message: &Arc<Message>, qos: QoS, retain: bool, ids: Option<Arc<[u32]>>) -> Delivery {
     Delivery { message: message.clone(), qos, retain, subscription_ids: ids, source: Source::Direct }
@@ -680,6 +712,8 @@ pub(super) fn delivery(message: &Arc<Message>, qos: QoS, retain: bool, ids: Opti
 /// How much of its log a mailbox holds in memory before it falls behind.
 const HELD_MESSAGES: usize = 4096;
 const HELD_BYTES: usize = 1 << 20;
+/// Something retained is appended to a log while less than this waits in it.
+const REPLAYED_AHEAD: u64 = 256;
 /// How many messages a connection takes at most at once from a queue that drops its oldest.
 const TAKEN_AT_ONCE: usize = 64;
 /// What a connected client, or a shared group with a member that has room, may have waiting although all queues together are full.

@@ -13,6 +13,7 @@ mod publish;
 mod queues;
 mod recovery;
 mod registry;
+mod replay;
 mod retained;
 mod subscribe;
 mod sweep;
@@ -23,7 +24,7 @@ mod throttle;
 mod will;
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashSet, VecDeque},
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
@@ -44,6 +45,7 @@ pub use mailbox::{Receiver, Signal};
 pub use publish::{Route, Turn};
 pub use recovery::RecoveryError;
 pub use registry::{Ended, Owner, Refused, Registry};
+pub use replay::{Page, PageIs};
 pub use sys::is_of_broker;
 pub use throttle::Throttle;
 
@@ -62,6 +64,7 @@ use group::Groups;
 use mailbox::Extent;
 use publish::Op;
 use queues::Queues;
+use replay::Replay;
 use retained::Retained;
 use sweep::Sweep;
 use sys::Sys;
@@ -109,6 +112,8 @@ pub struct Client {
     pub receiver: Arc<Receiver>,
     /// Its subscriptions, with their Subscription Identifiers (0: none).
     pub subscriptions: BTreeMap<Filter, (SubscriptionOptions, u32)>,
+    /// Those that are still to be sent what is retained, in turn.
+    replays: VecDeque<Replay>,
     will: Option<PendingWill>,
     /// The store has a record of it.
     stored: bool,
@@ -197,6 +202,7 @@ impl Broker {
             None => self.new_client(owner.client_id(), connect, terms, identity),
         };
         client.disconnected_at = None;
+        client.reconnect_replays();
         client.session.expiry_secs = terms.session_expiry_secs;
         let will = connect.will.as_ref().map(|will| PendingWill::new(will, terms.session_expiry_secs));
         durable |= client.session.logged || will.is_some();
@@ -257,6 +263,7 @@ impl Broker {
             session,
             receiver,
             subscriptions: BTreeMap::new(),
+            replays: VecDeque::new(),
             will: None,
             stored: false,
             disconnected_at: None,

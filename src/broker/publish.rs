@@ -393,7 +393,7 @@ impl Broker {
         alias: Option<TopicName>,
     ) -> Option<Arc<Route>> {
         let rules = self.auth.generation();
-        let fresh = |route: &Arc<Route>| route.rules == rules && self.generations.of(route.part) == route.generation;
+        let fresh = |route: &Arc<Route>| route.rules == rules && self.is_fresh(route);
         let name = alias.as_ref().map_or(topic, TopicName::as_str);
         if let Some(last) = &routes.last
             && last.topic.as_str() == name
@@ -411,6 +411,11 @@ impl Broker {
         let route = Arc::new(self.find_route(publisher, topic, rules));
         routes.insert(&route);
         Some(route)
+    }
+
+    /// Whether no subscription has come or gone since that may be for the topic of `route`.
+    pub(super) fn is_fresh(&self, route: &Route) -> bool {
+        self.generations.of(route.part) == route.generation
     }
 
     pub(super) fn find_route(&self, publisher: &Receiver, topic: TopicName, rules_generation: u64) -> Route {
@@ -581,7 +586,7 @@ impl Broker {
         match op {
             Op::Publish { message, route, answer, record, retain } => {
                 if *retain != Retain::No {
-                    self.retain(message, &client.receiver, *retain, batch, now);
+                    self.retain(message, &client.receiver, route, *retain, batch, now);
                 }
                 let by_commit = held || !later.is_empty() || message.qos == QoS::ExactlyOnce;
                 if message.qos == QoS::ExactlyOnce {

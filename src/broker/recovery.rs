@@ -3,7 +3,7 @@
 //! Must not know how records are encoded.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -14,12 +14,12 @@ use crate::{
     mqtt::{Filter, PacketId, Timestamp, topic::InvalidTopic},
     session::{LogView, Open, Session},
     storage::{
-        self, Author, Batch, LogEntry, OpenEntry, Orphan, Recovered, RecoveredLog, Step, StoredSession,
-        StoredSubscription, StoredWill,
+        self, Batch, LogEntry, OpenEntry, Orphan, Recovered, RecoveredLog, Step, StoredSession, StoredSubscription,
+        StoredWill,
     },
 };
 
-use super::{Broker, Client, Receiver, Turn, mailbox::Extent, retained::Kept, will::PendingWill};
+use super::{Broker, Client, Receiver, Turn, mailbox::Extent, retained::All, will::PendingWill};
 
 /// Why the store's content cannot be taken over.
 #[derive(Debug, Error)]
@@ -50,9 +50,7 @@ struct Found {
     /// QoS 2 leases, each with its group and entry.
     leases: Vec<(u64, OpenEntry, LogEntry)>,
     wills: Vec<StoredWill>,
-    retained: Vec<Kept>,
-    /// Those of `retained`, each once.
-    authors: HashSet<Arc<Author>>,
+    retained: All,
     orphans: Vec<Orphan>,
 }
 
@@ -76,15 +74,6 @@ impl Found {
                 batch.put_group(group);
             }
         }
-    }
-
-    fn share(&mut self, author: Author) -> Arc<Author> {
-        if let Some(known) = self.authors.get(&author) {
-            return known.clone();
-        }
-        let author = Arc::new(author);
-        self.authors.insert(author.clone());
-        author
     }
 }
 
@@ -110,7 +99,7 @@ impl Broker {
     }
 
     fn find(&self) -> Result<Found, RecoveryError> {
-        let mut found = Found::default();
+        let mut found = Found { retained: self.retained.watch(), ..Found::default() };
         let mut fault = None;
         let orphans = self.store.recover(&mut |record| match record {
             Recovered::Session { session, subscriptions, received, log } => {
@@ -128,10 +117,7 @@ impl Broker {
                     Err(error) => fault = Some(error),
                 }
             }
-            Recovered::Retained(message, author) => {
-                let author = author.map(|author| found.share(author));
-                found.retained.push(Kept { message, author });
-            }
+            Recovered::Retained(message, author) => found.retained.insert_stored(&message, author.as_ref()),
             Recovered::Will(will) => found.wills.push(will),
         })?;
         fault.map_or(Ok(()), Err)?;
@@ -150,11 +136,6 @@ impl Broker {
     fn take_over(&self, mut found: Found, mut old: Clients, now: Timestamp) {
         let mut turn = Turn::default();
         self.store.write(|batch| found.orphans.iter().for_each(|orphan| orphan.discard(batch)));
-        for Kept { message, .. } in &found.retained {
-            if let Some(at) = message.expires_at {
-                self.sweep.retained_expires(&message.topic, at);
-            }
-        }
         self.retained
             .replace(std::mem::take(&mut found.retained), |lsn| self.store.outcome(lsn) == storage::Outcome::Failed);
         self.store.write(|batch| found.nobody_is_connected(batch, now));
@@ -224,12 +205,22 @@ impl Broker {
         // When its client left, and whether its Will is still due, memory knows better.
         let disconnected_at = old.as_ref().and_then(|old| old.disconnected_at).or(Some(stored.disconnected_at));
         let will = old.as_mut().and_then(|old| old.will.take());
+        let mut client = Box::new(Client {
+            session,
+            receiver,
+            subscriptions: BTreeMap::new(),
+            replays: VecDeque::new(),
+            will,
+            stored: true,
+            disconnected_at,
+        });
         // As they were granted, also where a new one would be granted less [MQTT-3.8.4-8].
-        let subscriptions = subscriptions
-            .into_iter()
-            .map(|(filter, stored)| (filter, (stored.options, stored.subscription_id.unwrap_or_default())))
-            .collect();
-        let mut client = Box::new(Client { session, receiver, subscriptions, will, stored: true, disconnected_at });
+        for (filter, StoredSubscription { options, subscription_id, replay, .. }) in subscriptions {
+            if let Some(from) = replay {
+                client.resume_replay(filter.clone(), from);
+            }
+            client.subscriptions.insert(filter, (options, subscription_id.unwrap_or_default()));
+        }
         for (filter, (options, id)) in &client.subscriptions {
             self.add_route(&client, filter, *options, *id, turn, now);
         }
@@ -278,6 +269,7 @@ impl Broker {
             session: Session::new(stored.session, client_id, 0),
             receiver: Arc::new(receiver),
             subscriptions: Default::default(),
+            replays: Default::default(),
             will: None,
             stored: false,
             disconnected_at: None,
@@ -324,7 +316,6 @@ impl Broker {
     /// forgotten, so that what is published to stored sessions fails and is not lost.
     pub fn rebuild(self: &Arc<Self>, now: Timestamp) -> Result<(), RecoveryError> {
         let rebuilding = Rebuilding::begin(self).filter(|_| self.all_parked()).ok_or(RecoveryError::Busy)?;
-        self.retained.watch();
         let mut found = self.store.reopen(|| self.find())?;
         let old = self.registry.evict_all().into_iter().map(|client| (client.session.id, client)).collect();
         self.discard_ended(&mut found, &old, now);

@@ -1,32 +1,25 @@
-//! SUBSCRIBE and UNSUBSCRIBE: rights, router, store, and the retained messages that a new subscription is sent.
+//! SUBSCRIBE and UNSUBSCRIBE: rights, router and store.
 //!
-//! Must not know how a match is found (the router) or sent (the session).
+//! Must not know how a match is found (the router) or sent (the session), nor how what is retained gets there (`replay`).
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     auth::{Access, Identity},
-    metrics::{DropReason, Limit},
+    metrics::Limit,
     mqtt::{
-        Filter, Message, QoS, ReasonCode, Shown, Timestamp, TopicFilter,
+        Filter, QoS, ReasonCode, Shown, Timestamp, TopicFilter,
         packet::{Connect, RetainHandling, SubAck, Subscribe, SubscriptionOptions, Unsubscribe},
     },
     router::{Subscription, Target},
     session::{Delivery, Reply, response},
-    storage::{Batch, StoredSubscription},
 };
 
-use super::{
-    Broker, Client, Throttle, Turn,
-    mailbox::delivery,
-    publish::lower,
-    retained::{Authors, Kept},
-    sys,
-};
+use super::{Broker, Client, Throttle, Turn, mailbox::delivery, publish::lower, sys};
 
 impl Broker {
-    /// A SUBSCRIBE. Gives the retained messages that it asks for and that no log holds; they follow its SUBACK. `waiting` is how many of
-    /// earlier ones are not sent yet.
+    /// A SUBSCRIBE. What is retained and a filter asks for follows its SUBACK, by [`Broker::replay_page`]; gives what the broker tells of itself, which
+    /// follows it, too. `waiting` is how much of that is not sent yet.
     pub fn subscribe(
         &self,
         client: &mut Client,
@@ -38,9 +31,8 @@ impl Broker {
         // What this connection published before must be seen by what it subscribes to now.
         self.dispatch(client, turn, now);
         let id = subscribe.subscription_id.unwrap_or_default();
-        // Each filter once, as its last mention wants it.
-        let mut sends = BTreeMap::new();
-        let mut granted = Vec::new();
+        // Each filter once, as its last mention wants it, and whether it is sent what is retained.
+        let mut granted = BTreeMap::new();
         let reasons = subscribe
             .filters
             .into_iter()
@@ -58,10 +50,7 @@ impl Broker {
                 let options = self.offered(options);
                 match self.grant(client, turn, &filter, options, id, now) {
                     Ok(send) => {
-                        if send {
-                            sends.insert(filter.clone(), options);
-                        }
-                        granted.push((filter, options));
+                        *granted.entry(filter).or_default() |= send;
                         granted_qos(options.qos)
                     }
                     Err(reason) => self.refusal(client, reason),
@@ -70,162 +59,49 @@ impl Broker {
             .collect();
         let stored = client.session.logged && !granted.is_empty();
         client.session.acknowledge(Reply::SubAck(SubAck { packet_id: subscribe.packet_id, reasons }), stored);
-        let retained = self.retained_for(client, turn, &sends, id, now);
-        if !stored {
-            return self.keep_what_fits(client, turn, retained, waiting);
-        }
-        let ((), mut lsn) = self.store.write(|batch| {
-            batch.require_durable();
-            for (filter, options) in &granted {
-                let subscription_id = (id > 0).then_some(id);
-                let stored = StoredSubscription { filter: filter.to_string(), options: *options, subscription_id };
-                batch.put_subscription(client.session.id, &stored);
+        let mut told = Vec::new();
+        let since = self.retained.changes();
+        for (filter, send) in &granted {
+            match send {
+                true if sys::speaks_of(&filter.filter) => self.tell(client, filter, waiting, &mut told),
+                true => client.begin_replay(filter, since),
+                false => client.change_replay(filter),
             }
-        });
-        // What must reach a session that the store keeps goes by its log: it survives the connection, and QoS 2 a crash.
-        let (logged, rest): (Vec<_>, Vec<_>) =
-            retained.into_iter().partition(|one| one.delivery.qos != QoS::AtMostOnce);
-        let mut logged = logged.into_iter();
-        while !logged.as_slice().is_empty() {
-            ((), lsn) = self.store.write(|batch| self.log_retained(client, turn, batch, &mut logged, now));
         }
-        client.session.ticket(lsn.0);
-        self.keep_what_fits(client, turn, rest, waiting)
+        if stored {
+            let ((), lsn) = self.store.write(|batch| {
+                batch.require_durable();
+                for stored in granted.keys().filter_map(|filter| client.stored_subscription(filter)) {
+                    batch.put_subscription(client.session.id, &stored);
+                }
+            });
+            client.session.ticket(lsn.0);
+        }
+        told
     }
 
-    /// The retained messages that the filters of one SUBSCRIBE are sent, at most as many as may wait for a session. Filters beyond that are
-    /// not looked at, and count as one message each.
-    fn retained_for(
-        &self,
-        client: &Client,
-        turn: &mut Turn,
-        sends: &BTreeMap<Filter, SubscriptionOptions>,
-        id: u32,
-        now: Timestamp,
-    ) -> Vec<Retained> {
+    /// Adds to `told` what the broker tells of itself under `filter`, as far as it may wait in memory; the rest comes later.
+    fn tell(&self, client: &Client, filter: &Filter, waiting: usize, told: &mut Vec<Delivery>) {
+        let Some(&(options, id)) = client.subscriptions.get(filter) else { return };
         let who = client.receiver.identity.who(&client.receiver.client_id);
         let rules = self.auth.rules();
-        let (receiver, mut authors) = (rules.judge(who), Authors::new(&rules));
+        let receiver = rules.judge(who);
         let ids: Option<Arc<[u32]>> = (id > 0).then(|| Arc::from([id]));
-        let most = self.max_retained();
-        let mut retained = Vec::new();
-        let mut dropped = 0;
-        for (filter, options) in sends {
-            let of_broker = sys::speaks_of(&filter.filter);
-            if retained.len() >= most && !of_broker {
-                dropped += 1;
+        for message in self.sys.matching(&filter.filter) {
+            if receiver.as_ref().is_some_and(|judge| !judge.verdict(Access::Receive, &message.topic).allowed) {
                 continue;
             }
-            let found = if of_broker {
-                self.sys.matching(&filter.filter).into_iter().map(Kept::of_nobody).collect()
+            if waiting + told.len() >= self.max_told() {
+                self.sys.missed(&message.topic, client.session.id);
             } else {
-                self.retained.matching(&filter.filter, now)
-            };
-            for kept in found {
-                let message = &kept.message;
-                if options.no_local && message.publisher == client.session.id {
-                    continue;
-                }
-                if receiver.as_ref().is_some_and(|judge| !judge.verdict(Access::Receive, &message.topic).allowed) {
-                    // What the broker tells of itself is no message of anybody that could be lost.
-                    turn.counts.dropped_acl_denied += u64::from(!of_broker);
-                } else if self.is_withheld(&kept, &mut authors, turn, now) {
-                    continue;
-                } else if retained.len() >= most {
-                    dropped += self.leave_out(client, message);
-                } else {
-                    let delivery = delivery(message, lower(message.qos, options.qos), true, ids.clone());
-                    retained.push(Retained { delivery, granted: options.qos });
-                }
+                told.push(delivery(&message, lower(message.qos, options.qos), true, ids.clone()));
             }
         }
-        drop_retained(client, turn, dropped);
-        retained
     }
 
-    /// Whether a retained message is not to be sent since its publisher has lost the right to publish it.
-    fn is_withheld(&self, kept: &Kept, authors: &mut Authors<'_>, turn: &mut Turn, now: Timestamp) -> bool {
-        static SAID: Throttle = Throttle::new(1);
-        if !self.auth.checks_retain_source() || authors.may_publish(kept) {
-            return false;
-        }
-        turn.counts.dropped(DropReason::AclDenied);
-        if let (Some(author), Some(left_out)) = (&kept.author, SAID.pass(now)) {
-            tracing::info!(
-                topic = %Shown(kept.message.topic.as_str()),
-                client = %Shown(&author.client_id),
-                identity = %Identity::from(author.username.clone()),
-                left_out,
-                "retained message withheld: its publisher may not publish there any more (auth.check_retain_source)"
-            );
-        }
-        true
-    }
-
-    /// What of `retained` may wait in memory beside `waiting`; the rest is not sent.
-    fn keep_what_fits(
-        &self,
-        client: &Client,
-        turn: &mut Turn,
-        mut retained: Vec<Retained>,
-        waiting: usize,
-    ) -> Vec<Delivery> {
-        let room = self.max_retained().saturating_sub(waiting).min(retained.len());
-        let rest = retained.split_off(room);
-        let dropped = rest.iter().map(|one| self.leave_out(client, &one.delivery.message)).sum();
-        drop_retained(client, turn, dropped);
-        retained.into_iter().map(|one| one.delivery).collect()
-    }
-
-    /// There is no room for a retained message. How many are dropped: what the broker tells of itself comes later.
-    fn leave_out(&self, client: &Client, message: &Message) -> u64 {
-        if !sys::is_of_broker(&message.topic) {
-            return 1;
-        }
-        self.sys.missed(&message.topic, client.session.id);
-        0
-    }
-
-    /// The most retained messages that wait for one session in memory.
-    fn max_retained(&self) -> usize {
+    /// How much of what the broker tells of itself waits for one session in memory.
+    fn max_told(&self) -> usize {
         usize::try_from(self.limits.max_queued_messages).ok().filter(|most| *most > 0).unwrap_or(usize::MAX)
-    }
-
-    /// Appends some of `retained` to the client's log: one write holds the store for a short time only.
-    fn log_retained(
-        &self,
-        client: &Client,
-        turn: &mut Turn,
-        batch: &mut Batch,
-        retained: &mut impl Iterator<Item = Retained>,
-        now: Timestamp,
-    ) {
-        batch.require_durable();
-        let rules = self.auth.rules();
-        let mut authors = Authors::new(&rules);
-        let mut bytes = 0;
-        for Retained { mut delivery, granted } in retained.take(LOGGED_MESSAGES) {
-            // Replaced since it was looked up: its successor is due, or else an older message would follow a newer one.
-            let Some(kept) = self.retained.get(&delivery.message.topic, now) else { continue };
-            if !Arc::ptr_eq(&kept.message, &delivery.message) && self.is_withheld(&kept, &mut authors, turn, now) {
-                continue;
-            }
-            let message = kept.message;
-            delivery.qos = lower(message.qos, granted);
-            delivery.message = message.clone();
-            let body = batch.body(&message, 1);
-            match client.receiver.append_behind(batch, &body, &delivery) {
-                Ok(signal) => {
-                    turn.counts.messages_queued += 1;
-                    turn.touch(signal);
-                }
-                Err(reason) => turn.counts.dropped(reason),
-            }
-            bytes += message.size();
-            if bytes >= LOGGED_BYTES {
-                return;
-            }
-        }
     }
 
     /// An UNSUBSCRIBE.
@@ -241,6 +117,7 @@ impl Broker {
                     return ReasonCode::NoSubscriptionExisted;
                 }
                 self.remove_route(client, &filter, turn, now);
+                client.end_replay(&filter);
                 removed.push(filter);
                 ReasonCode::Success
             })
@@ -372,19 +249,6 @@ impl Broker {
     }
 }
 
-/// A retained message on its way to a new subscription.
-struct Retained {
-    delivery: Delivery,
-    /// The QoS of the subscription.
-    granted: QoS,
-}
-
-/// So many retained messages have no room.
-fn drop_retained(client: &Client, turn: &mut Turn, count: u64) {
-    turn.counts.dropped_queue_full += count;
-    client.receiver.count_drops(DropReason::QueueFull, count);
-}
-
 fn granted_qos(qos: QoS) -> ReasonCode {
     match qos {
         QoS::AtMostOnce => ReasonCode::Success,
@@ -392,7 +256,3 @@ fn granted_qos(qos: QoS) -> ReasonCode {
         QoS::ExactlyOnce => ReasonCode::GrantedQoS2,
     }
 }
-
-/// How many retained messages, and bytes of them, one write of the store appends to a log.
-const LOGGED_MESSAGES: usize = 256;
-const LOGGED_BYTES: usize = 256 * 1024;

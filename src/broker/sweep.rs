@@ -7,7 +7,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::mqtt::{Shown, Timestamp, TopicName};
+use crate::mqtt::{Shown, Timestamp};
 
 use super::{Broker, Client, Turn};
 
@@ -29,7 +29,6 @@ struct Pending {
 enum Due {
     Session(Arc<str>),
     Will(Arc<str>),
-    Retained(TopicName),
 }
 
 impl Sweep {
@@ -43,18 +42,10 @@ impl Sweep {
         self.at(at, Due::Will(client.session.client_id.clone()));
     }
 
-    pub(super) fn retained_expires(&self, topic: &TopicName, at: Timestamp) {
-        self.at(at, Due::Retained(topic.clone()));
-    }
-
     pub(super) fn session_ended(&self, client: &Client) {
         let client_id = &client.session.client_id;
         self.cancel(&Due::Session(client_id.clone()));
         self.cancel(&Due::Will(client_id.clone()));
-    }
-
-    pub(super) fn retained_removed(&self, topic: &TopicName) {
-        self.cancel(&Due::Retained(topic.clone()));
     }
 
     fn cancel(&self, due: &Due) {
@@ -97,7 +88,7 @@ impl Broker {
             if *rebuilding {
                 return false;
             }
-            let Some(due) = self.sweep.take_due(now) else { return false };
+            let Some(due) = self.sweep.take_due(now) else { return self.expire_retained(now, limit) };
             match due {
                 Due::Session(client_id) => self.expire_session(&client_id, now),
                 Due::Will(client_id) => {
@@ -109,7 +100,6 @@ impl Broker {
                     });
                     self.finish(&mut turn);
                 }
-                Due::Retained(topic) => self.expire_retained(&topic, now),
             }
         }
         true

@@ -16,6 +16,7 @@ pub mod publish;
 pub mod reason;
 mod shown;
 pub mod topic;
+pub mod topic_map;
 pub mod trie;
 mod wire;
 
@@ -27,4 +28,5 @@ pub use packet::{Packet, PacketId, Version};
 pub use reason::ReasonCode;
 pub use shown::Shown;
 pub use topic::{Filter, TopicFilter, TopicName};
+pub use topic_map::TopicMap;
 pub use trie::TopicTrie;

@@ -4,6 +4,7 @@
 //! once. Must not know what a packet means (the session) or who gets a message (the broker).
 
 mod delivery;
+mod replay;
 
 use std::{
     cell::RefCell,
@@ -18,6 +19,7 @@ use std::{
 use tokio::time::Sleep;
 
 use delivery::Reader;
+use replay::Replaying;
 
 use super::{
     authenticate::{self, Proof},
@@ -52,8 +54,11 @@ pub(super) struct Connection {
     partial: Vec<u8>,
     /// `partial` holds whole packets, from here on: the first is a PUBLISH that the client may not publish yet.
     held: Option<usize>,
-    /// Retained messages for new subscriptions; each waits until its SUBACK has left.
-    replay: VecDeque<(u64, Delivery)>,
+    /// What the broker tells of itself, for new subscriptions; each waits until its SUBACK has left.
+    told: VecDeque<(u64, Delivery)>,
+    replaying: Replaying,
+    /// What comes live is sent before what is retained, the next time that there is room.
+    live_first: bool,
     mail: VecDeque<Delivery>,
     /// How much of `mail` is sent.
     sent: usize,
@@ -103,7 +108,9 @@ impl Connection {
             turn: Turn::default(),
             partial,
             held: None,
-            replay: VecDeque::new(),
+            told: VecDeque::new(),
+            replaying: Replaying::Nothing,
+            live_first: false,
             mail: VecDeque::new(),
             sent: 0,
             handled: 0,
@@ -221,9 +228,8 @@ impl Connection {
 
     /// What the session's log or a group holds comes again; the rest is lost with the connection.
     fn count_unsent(&mut self) {
-        let replay = self.replay.iter().map(|(_, delivery)| delivery);
         let is_lost = |one: &&Delivery| one.source == Source::Direct && !is_of_broker(&one.message.topic);
-        let lost = self.mail.iter().skip(self.sent).chain(replay).filter(is_lost).count();
+        let lost = self.mail.iter().skip(self.sent).filter(is_lost).count();
         self.turn.counts.dropped_not_persistent += lost as u64;
         count_sent(&mut self.outbox, &mut self.turn.counts);
         self.broker.finish(&mut self.turn);
@@ -287,11 +293,9 @@ impl Connection {
         self.overfull |= raised & Signal::OVERFULL != 0;
         let read = self.read(cx, now)?;
         let before = self.outbox.len();
-        if !self.draining {
-            self.deliver(cx, now)?;
-        }
+        let replayed = !self.draining && self.deliver(cx, now)?;
         self.check_deadline(cx, now)?;
-        let progress = matches!(read, Progress::Some) || self.outbox.len() != before;
+        let progress = matches!(read, Progress::Some) || replayed || self.outbox.len() != before;
         Ok(if progress { Progress::Some } else { Progress::None })
     }
 
@@ -448,9 +452,9 @@ impl Connection {
             Request::Release(packet_id) => broker.release(client, turn, packet_id),
             Request::Settled(settled) => broker.settle(client, turn, settled, now),
             Request::Subscribe(subscribe) => {
-                let retained = broker.subscribe(client, turn, subscribe, self.replay.len(), now);
+                let told = broker.subscribe(client, turn, subscribe, self.told.len(), now);
                 let gate = client.session.queued();
-                self.replay.extend(retained.into_iter().map(|delivery| (gate, delivery)));
+                self.told.extend(told.into_iter().map(|delivery| (gate, delivery)));
             }
             Request::Unsubscribe(unsubscribe) => broker.unsubscribe(client, turn, unsubscribe, now),
             Request::Authenticate { begins, data } => {
@@ -589,8 +593,8 @@ impl Connection {
                 client.receiver.rest();
             }
         }
-        if self.replay.is_empty() && self.replay.capacity() > 0 {
-            self.replay = VecDeque::new();
+        if self.told.is_empty() && self.told.capacity() > 0 {
+            self.told = VecDeque::new();
         }
         self.turn.release();
     }

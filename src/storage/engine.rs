@@ -24,6 +24,14 @@ pub trait Engine: Send + Sync {
     /// As [`Engine::write`].
     fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, Error>;
 
+    /// The values of `keys`, each in its place.
+    ///
+    /// # Errors
+    /// As [`Engine::write`].
+    fn get_many(&self, table: Table, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, Error> {
+        keys.iter().map(|key| self.get(table, key)).collect()
+    }
+
     /// Gives `each` the records with `from <= key < to` in ascending order until it breaks. `each` must not call the engine.
     ///
     /// # Errors

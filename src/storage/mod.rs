@@ -37,8 +37,10 @@ use std::{
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::{metrics::Metrics, mqtt::TopicName};
-
+use crate::{
+    metrics::Metrics,
+    mqtt::{Message, TopicName},
+};
 use commit::{Committer, Pace};
 
 pub use batch::{Batch, Body, Callback};
@@ -292,6 +294,34 @@ impl Store {
         stats::stats(self.committer.engine(), largest)
     }
 
+    /// Reads the retained messages of `topics`, each in its place; none where there is none. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] where none can be read; for one message alone that, or [`Error::Damaged`].
+    pub fn read_retained(&self, topics: &[&TopicName]) -> Result<Vec<Result<Option<Message>, Error>>, Error> {
+        let engine = self.committer.engine();
+        let keys: Vec<_> = topics.iter().map(|topic| topic.as_str().as_bytes()).collect();
+        let values: Vec<_> = match engine.get_many(Table::Retained, &keys) {
+            Ok(values) => values.into_iter().map(Ok).collect(),
+            // Damage on the disk has its place: the others can be read.
+            Err(error) => {
+                let values: Vec<_> = keys.iter().map(|key| engine.get(Table::Retained, key)).collect();
+                if values.iter().all(Result::is_err) {
+                    return Err(error);
+                }
+                values
+            }
+        };
+        let read = |(key, value): (&&[u8], Result<Option<Vec<u8>>, Error>)| {
+            let read = value?.map(|value| record::get_retained(&value)).transpose();
+            match read {
+                Ok(read) => Ok(read.map(|(message, _)| message)),
+                Err(cause) => Err(Error::Damaged { table: Table::Retained, key: key.to_vec(), cause }),
+            }
+        };
+        Ok(keys.iter().zip(values).map(read).collect())
+    }
+
     /// As configured.
     #[must_use]
     pub fn durability(&self) -> Durability {
@@ -403,4 +433,5 @@ pub fn in_full(error: &dyn std::error::Error) -> String {
 
 /// The format that this release writes. A release that changes it reads the older ones, and one that does not know it refuses it.
 /// 2: logs count their bytes. 3: groups know what may have been sent. 4: who published a retained message.
-pub const FORMAT_VERSION: u32 = 4;
+/// 5: how far a subscription was sent what is retained.
+pub const FORMAT_VERSION: u32 = 5;

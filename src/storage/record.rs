@@ -11,6 +11,7 @@ use super::{BodyId, LogId, Seq, SessionId, UNSTORED, Unreadable, garbage::Garbag
 use crate::mqtt::{
     Message, QoS, Timestamp, TopicName,
     packet::{RetainHandling, SubscriptionOptions},
+    topic_map::Place,
 };
 
 /// A persistent session. Its id is the id of its log.
@@ -41,6 +42,8 @@ pub struct StoredSubscription {
     pub options: SubscriptionOptions,
     /// Subscription Identifier.
     pub subscription_id: Option<u32>,
+    /// Where the retained messages begin that it is still to be sent; none where it was sent all.
+    pub replay: Option<Place>,
 }
 
 /// The Will of a session, persistent or not.
@@ -212,7 +215,7 @@ pub(super) fn get_session(id: SessionId, bytes: &[u8]) -> Result<StoredSession, 
 
 pub(super) fn put_subscription(out: &mut Vec<u8>, subscription: &StoredSubscription) {
     let options = &subscription.options;
-    out.push(V1);
+    out.push(V2);
     // The bits of the Subscription Options byte (3.8.3.1).
     out.push(
         qos_bits(options.qos)
@@ -221,10 +224,14 @@ pub(super) fn put_subscription(out: &mut Vec<u8>, subscription: &StoredSubscript
             | (options.retain_handling as u8) << 4,
     );
     put_number(out, subscription.subscription_id.unwrap_or(0).into());
+    out.push(subscription.replay.is_some().into());
+    if let Some(replay) = &subscription.replay {
+        put_text(out, &replay.text());
+    }
 }
 
 pub(super) fn get_subscription(filter: &str, bytes: &[u8]) -> Result<StoredSubscription, Unreadable> {
-    read(bytes, |r| {
+    read_up_to(V2, bytes, |version, r| {
         let bits = r.byte()?;
         let retain_handling = match bits >> 4 {
             0 => RetainHandling::Send,
@@ -239,7 +246,9 @@ pub(super) fn get_subscription(filter: &str, bytes: &[u8]) -> Result<StoredSubsc
             retain_handling,
         };
         let subscription_id = Some(r.number_as("subscription identifier")?).filter(|&id| id != 0);
-        Ok(StoredSubscription { filter: filter.to_owned(), options, subscription_id })
+        // The first releases sent all at once.
+        let replay = if version > V1 && r.flag()? { Some(Place::from_text(r.text()?)) } else { None };
+        Ok(StoredSubscription { filter: filter.to_owned(), options, subscription_id, replay })
     })
 }
 

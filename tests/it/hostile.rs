@@ -120,8 +120,8 @@ fn the_log_cannot_be_forged() {
     }
 }
 
-/// One SUBSCRIBE that names a filter thousands of times, or thousands of filters, is sent no more retained messages than may wait: each filter
-/// once, the rest is counted.
+/// One SUBSCRIBE that names a filter thousands of times is sent what is retained once; one that names many filters, once for each of them, as the
+/// client takes it: no more of it waits in memory or in the log than may.
 #[test]
 fn one_subscribe_does_not_multiply_what_is_retained() {
     let broker = Setup::new().config("[session]\nmax_queued_messages = 500\n").start();
@@ -137,9 +137,9 @@ fn one_subscribe_does_not_multiply_what_is_retained() {
         greedy.nothing();
         let filters = ["#", "+/#", "r/+", "+/+", "r/#", "r/+/#"].map(|filter| (filter, qos));
         greedy.subscribe_all(&filters);
-        (0..500).for_each(|_| drop(greedy.text()));
+        (0..200 * filters.len()).for_each(|_| drop(greedy.text()));
         greedy.nothing();
-        assert!(broker.status_number("queue_full") >= before + 100);
+        assert_eq!(broker.status_number("queue_full"), before);
     }
 }
 

@@ -39,6 +39,7 @@ mod mosquitto_oracle;
 mod neighbours;
 mod publish_rate;
 mod queues;
+mod replay;
 mod retain_source;
 mod scram;
 mod support;

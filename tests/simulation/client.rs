@@ -60,6 +60,8 @@ pub struct Link {
     held: VecDeque<(AckKind, u16)>,
     /// What the broker must answer next, of PUBLISHes.
     awaited: VecDeque<(AckKind, u16)>,
+    /// What came live, by topic.
+    live: HashMap<String, Vec<Number>>,
     /// Packet ids of deliveries that it has not acknowledged.
     in_flight: HashMap<u16, QoS>,
     subscribing: HashMap<u16, &'static str>,
@@ -159,6 +161,7 @@ impl Client {
             connected: false,
             held: VecDeque::new(),
             awaited: VecDeque::new(),
+            live: HashMap::new(),
             in_flight: HashMap::new(),
             subscribing: HashMap::new(),
             window: 20,
@@ -389,8 +392,14 @@ impl Client {
         let Some(number) = number else { return };
         if publish.retain {
             self.retained.insert(publish.topic.to_owned(), number);
-            model.retained_came(number, &asked_at);
+            // What was sent before is completed, however old it is.
+            let live = self.link.as_ref().and_then(|link| link.live.get(publish.topic)).filter(|_| !publish.dup);
+            model.retained_came(number, &asked_at, live.map_or(&[], Vec::as_slice));
         } else {
+            if !publish.dup {
+                let live = &mut self.link.as_mut().expect("connected").live;
+                live.entry(publish.topic.to_owned()).or_default().push(number);
+            }
             let link = self.link.as_ref().expect("connected");
             let who = Who {
                 client: self.index,

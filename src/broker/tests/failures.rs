@@ -8,7 +8,10 @@ use std::{
 
 use super::{super::*, connect};
 use crate::{
-    mqtt::{QoS, TopicName, packet::Will},
+    mqtt::{
+        QoS, TopicName,
+        packet::{RetainHandling, Subscribe, Will},
+    },
     storage::{
         Config, Durability, EntryHead, Recovered, Table,
         faulty::{Fault, FaultyEngine},
@@ -256,3 +259,50 @@ fn will(delay_secs: u32) -> Will {
 const NOW: Timestamp = Timestamp(1_700_000_000_000);
 /// A message as it is stored: topic `t`, payload `x`.
 const RETAINED: &[u8] = &[1, 0b100, 0, 1, b't', 0, b'x'];
+
+/// A damaged message is passed over and counted; where nothing can be read, all of it is tried again.
+#[test]
+fn what_is_retained_and_cannot_be_read_is_lost_alone() {
+    let world = World::new();
+    for topic in ["a", "b", "c"] {
+        let will = Will { topic: TopicName::parse(topic).unwrap(), ..will(0) };
+        let owner = world.connected(topic, 0, Some(will));
+        world.leave(owner, Ended::Abnormally);
+    }
+    world.step();
+    // After a start, memory has none of them.
+    let world = World::started(Arc::new(world.engine.kill()), NOW);
+    world.engine.corrupt(Table::Retained, b"b", b"?");
+    let mut turn = Turn::default();
+    let mut subscriber = world.connected("subscriber", 0, None);
+    let client = subscriber.client.as_mut().unwrap();
+    let options = SubscriptionOptions {
+        qos: QoS::AtLeastOnce,
+        no_local: false,
+        retain_as_published: false,
+        retain_handling: RetainHandling::Send,
+    };
+    let filter = Filter::parse("#").unwrap();
+    let subscribe = Subscribe { packet_id: PacketId::MIN, subscription_id: None, filters: vec![(Ok(filter), options)] };
+    assert!(world.broker.subscribe(client, &mut turn, subscribe, 0, NOW).is_empty());
+    assert!(!client.can_replay(), "SUBACK has not left");
+    let mut outbox = Outbox::new(crate::mqtt::Version::V5);
+    client.session.release(|_| crate::session::Commit::Done, NOW, &mut outbox).unwrap();
+    assert!(client.can_replay());
+    let mut page = world.broker.replay_page(client, NOW).unwrap();
+    assert_eq!(world.broker.check_page(client, &mut turn, &mut page, NOW), PageIs::Unread);
+    world.broker.read_page(&mut page).unwrap();
+    assert_eq!(world.broker.check_page(client, &mut turn, &mut page, NOW), PageIs::Ready);
+    let mut came = Vec::new();
+    while let Some(delivery) = page.front() {
+        came.push(delivery.message.topic.as_str().to_owned());
+        page.pop();
+    }
+    assert_eq!(came, ["a", "c"]);
+    let failed = world.broker.metrics.snapshot().find(|one| one.name == DropReason::StorageFailed.counter());
+    assert_eq!(failed.map(|one| one.value), Some(1));
+    let mut page = world.broker.replay_page(client, NOW).unwrap();
+    let _ = world.engine.power_cut(0);
+    assert!(world.broker.read_page(&mut page).is_err());
+    world.leave(subscriber, Ended::Normally);
+}

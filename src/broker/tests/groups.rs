@@ -163,6 +163,7 @@ impl World {
             session,
             receiver: Arc::new(receiver),
             subscriptions: BTreeMap::new(),
+            replays: Default::default(),
             will: None,
             stored: false,
             disconnected_at: None,

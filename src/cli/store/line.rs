@@ -12,6 +12,7 @@ use crate::{
         self, PacketId, QoS, Timestamp, TopicName,
         packet::{RetainHandling, SubscriptionOptions},
         property,
+        topic_map::Place,
     },
     storage::{
         self, Content, EntryHead, Item, LogState, OpenEntry, Recovered, RecoveredLog, Step, StoredGroup, StoredSession,
@@ -118,6 +119,9 @@ pub(super) struct Subscription {
     retain_handling: u8,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     subscription_id: Option<u32>,
+    /// It is still to be sent what is retained, from this topic on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    replay: Option<String>,
 }
 
 /// Which entries are settled, and what is in flight.
@@ -343,7 +347,7 @@ impl From<Item> for Line {
 
 impl Subscription {
     fn read(self) -> Result<StoredSubscription, String> {
-        let Self { filter, qos, no_local, retain_as_published, retain_handling, subscription_id } = self;
+        let Self { filter, qos, no_local, retain_as_published, retain_handling, subscription_id, replay } = self;
         let retain_handling = match retain_handling {
             0 => RetainHandling::Send,
             1 => RetainHandling::SendIfNew,
@@ -354,7 +358,8 @@ impl Subscription {
             return Err(format!("{id} is no subscription identifier"));
         }
         let options = SubscriptionOptions { qos, no_local, retain_as_published, retain_handling };
-        Ok(StoredSubscription { filter, options, subscription_id })
+        let replay = replay.map(|from| Place::from_text(&from));
+        Ok(StoredSubscription { filter, options, subscription_id, replay })
     }
 }
 
@@ -362,7 +367,8 @@ impl From<StoredSubscription> for Subscription {
     fn from(stored: StoredSubscription) -> Self {
         let SubscriptionOptions { qos, no_local, retain_as_published, retain_handling } = stored.options;
         let (filter, subscription_id) = (stored.filter, stored.subscription_id);
-        Self { filter, qos, no_local, retain_as_published, retain_handling: retain_handling as u8, subscription_id }
+        let (retain_handling, replay) = (retain_handling as u8, stored.replay.map(|from| from.text()));
+        Self { filter, qos, no_local, retain_as_published, retain_handling, subscription_id, replay }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a connection sends to its client: retained messages, the mailbox, and the session's log where the mailbox is behind.
+//! What a connection sends to its client: the mailbox, the session's log where the mailbox is behind, and what `replay` gives.
 //!
 //! Must not know what comes from the client, nor how bytes are written.
 
@@ -35,22 +35,43 @@ pub(super) enum Reader {
 }
 
 impl Connection {
-    /// Deliveries go to the outbox while it is below its bound: first retained messages, then the mailbox, then the log.
-    pub(super) fn deliver(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<(), Ended> {
+    /// Deliveries go to the outbox while it is below its bound. What is retained and what comes live take turns at the first place, so that
+    /// neither waits until the other ends. `true` where a replay went on.
+    pub(super) fn deliver(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<bool, Ended> {
         self.follow_rules(now);
         if self.overfull {
             self.drop_oldest(cx, now)?;
         }
+        self.send_told(now);
+        let (replayed, had_its_turn);
+        if self.live_first {
+            let before = self.outbox.len();
+            self.send_live(cx, now)?;
+            had_its_turn = self.outbox.len() > before;
+            replayed = self.replay(cx, now);
+        } else {
+            replayed = self.replay(cx, now);
+            had_its_turn = replayed;
+            self.send_live(cx, now)?;
+        }
+        self.live_first ^= had_its_turn;
+        Ok(replayed)
+    }
+
+    /// Sends what the broker tells of itself: always at QoS 0.
+    fn send_told(&mut self, now: Timestamp) {
+        while self.outbox.len() < OUTBOX_MAX
+            && let Some((gate, _)) = self.told.front()
+            && self.owner.client.as_ref().is_some_and(|client| client.session.has_left(*gate))
+            && let Some((_, delivery)) = self.told.pop_front()
+        {
+            self.send(&delivery, now);
+        }
+    }
+
+    /// First the mailbox, then the log.
+    fn send_live(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Result<(), Ended> {
         while self.outbox.len() < OUTBOX_MAX {
-            if let Some((gate, _)) = self.replay.front() {
-                let left = self.owner.client.as_ref().is_some_and(|client| client.session.has_left(*gate));
-                let Some((gate, delivery)) = (if left { self.replay.pop_front() } else { None }) else { return Ok(()) };
-                if !self.send(&delivery, now) {
-                    self.replay.push_front((gate, delivery));
-                    return Ok(());
-                }
-                continue;
-            }
             if self.sent < self.mail.len() {
                 if !self.send_mail(now) {
                     return Ok(());
@@ -85,7 +106,7 @@ impl Connection {
     }
 
     /// Sends one delivery. `false` where the client's window is full.
-    fn send(&mut self, delivery: &Delivery, now: Timestamp) -> bool {
+    pub(super) fn send(&mut self, delivery: &Delivery, now: Timestamp) -> bool {
         let Some(client) = &mut self.owner.client else { return true };
         if !self.broker.is_current(client, delivery.source) {
             return true;
@@ -174,14 +195,7 @@ impl Connection {
         for delivery in mail.into_iter().skip(std::mem::take(&mut self.sent)) {
             keep_if_allowed(&self.broker, client, &mut self.turn, &mut self.mail, delivery);
         }
-        for (gate, delivery) in std::mem::take(&mut self.replay) {
-            if self.broker.may_receive(client, &delivery.message.topic) {
-                self.replay.push_back((gate, delivery));
-            } else if !is_of_broker(&delivery.message.topic) {
-                self.turn.counts.dropped(DropReason::AclDenied);
-                client.receiver.count_drop(DropReason::AclDenied);
-            }
-        }
+        self.told.retain(|(_, delivery)| self.broker.may_receive(client, &delivery.message.topic));
     }
 
     /// Reads on in the session's log. `true` where something came.

@@ -209,6 +209,7 @@ fn each_kind_of_fault_is_found_and_named() {
                         retain_handling: crate::mqtt::packet::RetainHandling::Send,
                     },
                     subscription_id: None,
+                    replay: None,
                 };
                 let key = keys::owner(1, OwnerKey::Subscription("a/#/b"));
                 ops.put(Table::Sessions, &key, |out| record::put_subscription(out, &subscription));

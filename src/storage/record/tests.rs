@@ -49,7 +49,8 @@ proptest! {
             retain_handling: [RetainHandling::Send, RetainHandling::SendIfNew, RetainHandling::Never][choice],
         };
         let subscription_id = Some(numbers.3).filter(|&id| id != 0);
-        let subscription = StoredSubscription { filter: texts.0.clone(), options, subscription_id };
+        let replay = flags.2.then(|| Place::at(&message.topic));
+        let subscription = StoredSubscription { filter: texts.0.clone(), options, subscription_id, replay };
         check(&subscription, put_subscription, |bytes| get_subscription(&texts.0, bytes));
         let will = StoredWill {
             session: numbers.0,
@@ -96,7 +97,7 @@ proptest! {
                 get_id(&bytes).is_ok(),
                 get_count(&bytes).is_ok(),
                 get_session(1, &bytes).is_ok(),
-                get_subscription("f", &bytes).is_ok(),
+                version != V2 && get_subscription("f", &bytes).is_ok(),
                 get_will(1, &bytes).is_ok(),
                 get_group(1, &bytes).is_ok(),
                 version != V2 && get_log_state(&bytes).is_ok(),
@@ -138,6 +139,21 @@ fn the_stored_bytes_are_these() {
         put_message(&mut bytes, &Message { publisher, ..message.clone() });
         assert_eq!(get_message(&bytes), Ok(Message { publisher: 0, ..message.clone() }), "{publisher}");
     }
+    let options = SubscriptionOptions {
+        qos: QoS::AtLeastOnce,
+        no_local: true,
+        retain_as_published: false,
+        retain_handling: RetainHandling::Never,
+    };
+    let subscription = StoredSubscription { filter: "#".into(), options, subscription_id: Some(200), replay: None };
+    for bytes in [&[1, 0x25, 0xC8, 1][..], &[2, 0x25, 0xC8, 1, 0]] {
+        assert_eq!(get_subscription("#", bytes), Ok(subscription.clone()));
+    }
+    let replay = Some(Place::at(&message.topic));
+    assert_eq!(
+        get_subscription("#", &[2, 0x25, 0xC8, 1, 1, 3, b'a', b'/', b'b']),
+        Ok(StoredSubscription { replay, ..subscription })
+    );
     let subscription_ids = [7].into_iter().collect();
     let head = EntryHead { qos: QoS::ExactlyOnce, retain: false, subscription_ids, publisher: 0, log_bytes: 0 };
     assert_eq!(get_entry(&[1, 0b1010, 1, 7, 6]), Ok((head.clone(), EntryMessage::Shared(6))));

@@ -11,6 +11,7 @@ use crate::{
     mqtt::{
         Message, PacketId, QoS, Timestamp, TopicName,
         packet::{RetainHandling, SubscriptionOptions},
+        topic_map::Place,
     },
     storage::{
         faulty::{Fault, FaultyEngine},
@@ -473,7 +474,8 @@ fn subscription(filter: &str, number: u64) -> StoredSubscription {
         retain_handling: RetainHandling::SendIfNew,
     };
     let subscription_id = (!number.is_multiple_of(5)).then_some((number % 268_435_455) as u32 + 1);
-    StoredSubscription { filter: filter.into(), options, subscription_id }
+    let replay = number.is_multiple_of(7).then(|| Place::at(&TopicName::parse("r/1").unwrap()));
+    StoredSubscription { filter: filter.into(), options, subscription_id, replay }
 }
 
 fn will(session: SessionId, number: u64) -> StoredWill {

@@ -46,7 +46,7 @@ fn a_short_line_means_what_nothing_says() {
         retain_as_published: false,
         retain_handling: RetainHandling::Send,
     };
-    let expected = StoredSubscription { filter: "a".into(), options, subscription_id: None };
+    let expected = StoredSubscription { filter: "a".into(), options, subscription_id: None, replay: None };
     assert_eq!(subscriptions, [expected]);
 }
 
