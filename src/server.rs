@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::{
     auth::{Auth, FileError},
-    broker::{Broker, Dropped, Farewell, RecoveryError, Signal},
+    broker::{Broker, Dropped, Farewell, RecoveryError, Signal, time},
     clock,
     config::{Config, Loaded, NamedFiles},
     control::{Control, Socket},
@@ -106,7 +106,7 @@ pub fn run(loaded: Loaded) -> Result<(), Error> {
 async fn serve(loaded: Loaded) -> Result<(), Error> {
     let files = loaded.named_files();
     let Loaded { config, data_dir, .. } = &loaded;
-    let started_at = clock::now();
+    clock::begin();
     let max_connections = raise_descriptor_limit();
     let unusable = |source| {
         let named_by = loaded.named_by("server.data_dir");
@@ -120,7 +120,7 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
         .map_err(|source| Error::Auth { named_by: files.named_by(&source.path).to_owned(), source })?;
     say_what_is_allowed(config, &auth, &files);
     let broker = Broker::new(config.broker.clone(), config.session.clone(), store, auth);
-    broker.recover(started_at)?;
+    recover(&broker, config)?;
     tracing::info!(
         data_dir = %data_dir.display(),
         durability = config.storage.durability.name(),
@@ -167,8 +167,19 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "ready");
     signals.serve(&stop, reload).await;
     stop_in_order(&broker, tasks, config, &mut signals).await;
+    broker.note_time(clock::now(), clock::wall());
     broker.store.close()?;
     tracing::info!("stopped");
+    Ok(())
+}
+
+/// Takes over what the store holds, at the time that it is by now.
+fn recover(broker: &Arc<Broker>, config: &Config) -> Result<(), RecoveryError> {
+    if let Some(note) = broker.store.time()? {
+        clock::resume(time::at_start(note, clock::wall(), config.storage.max_downtime_secs));
+    }
+    broker.recover(clock::now())?;
+    broker.watch_time(clock::now(), clock::wall());
     Ok(())
 }
 
@@ -375,6 +386,7 @@ async fn sweep(broker: Arc<Broker>) {
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
+        broker.watch_time(clock::now(), clock::wall());
         while broker.sweep(clock::now(), SWEEP_AT_ONCE) {
             tokio::task::yield_now().await;
         }

@@ -21,6 +21,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 mod throttle;
+pub mod time;
 mod will;
 
 use std::{
@@ -68,6 +69,7 @@ use replay::Replay;
 use retained::Retained;
 use sweep::Sweep;
 use sys::Sys;
+use time::TimeWatch;
 use will::PendingWill;
 
 /// The broker: everything that connections share.
@@ -92,6 +94,7 @@ pub struct Broker {
     groups: Groups,
     retained: Retained,
     sweep: Sweep,
+    time_watch: TimeWatch,
     sys: Sys,
     queues: Arc<Queues>,
     next_unstored_id: AtomicU64,
@@ -147,6 +150,7 @@ impl Broker {
             groups: Groups::default(),
             retained: Retained::new(&config),
             sweep: Sweep::default(),
+            time_watch: TimeWatch::default(),
             sys: Sys::default(),
             queues: Arc::new(Queues::new(config.max_total_queued_bytes)),
             next_unstored_id: AtomicU64::new(UNSTORED),
@@ -186,7 +190,9 @@ impl Broker {
             return Err(Refused::TooManySessions);
         }
         let mut turn = Turn::default();
-        let discarded = if connect.clean_start { owner.client.take() } else { None };
+        let expired = owner.client.as_ref().is_some_and(|client| client.has_expired(now));
+        turn.counts.sessions_expired += u64::from(expired);
+        let discarded = if connect.clean_start || expired { owner.client.take() } else { None };
         let mut durable = discarded.as_ref().is_some_and(|old| old.stored || old.will.is_some());
         if let Some(old) = discarded {
             self.sweep.session_ended(&old);

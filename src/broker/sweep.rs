@@ -108,7 +108,7 @@ impl Broker {
     fn expire_session(&self, client_id: &str, now: Timestamp) {
         // What it waits for goes while it still has its place: the next session of this client id may take it at once.
         let expired = |client: &Client| {
-            let expired = client.expires_at().is_some_and(|at| at <= now);
+            let expired = client.has_expired(now);
             if expired {
                 self.sweep.session_ended(client);
             }
@@ -127,6 +127,11 @@ impl Broker {
 }
 
 impl Client {
+    /// Whether the session has ended by itself, though the sweep may not have seen it.
+    pub(super) fn has_expired(&self, now: Timestamp) -> bool {
+        self.expires_at().is_some_and(|at| at <= now)
+    }
+
     /// When the session ends, if it is offline and ever ends.
     fn expires_at(&self) -> Option<Timestamp> {
         let since = self.disconnected_at?;

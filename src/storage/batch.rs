@@ -6,7 +6,7 @@ use std::{collections::HashMap, fmt};
 
 use super::{
     Author, BodyId, EntryHead, Level, LogId, LogState, Lsn, OpenEntry, Outcome, Seq, SessionId, StoredGroup,
-    StoredSession, StoredSubscription, StoredWill,
+    StoredSession, StoredSubscription, StoredTime, StoredWill,
     engine::{Ops, Table},
     garbage::Garbage,
     keys::{self, OwnerKey},
@@ -187,6 +187,11 @@ impl Batch {
         } else {
             self.ops.delete_range(Table::Logs, &keys::entry(log, from), &keys::entry(log, to.saturating_add(1)));
         }
+    }
+
+    /// Stores the time, and the wall clock at that moment.
+    pub fn put_time(&mut self, time: StoredTime) {
+        self.ops.put(Table::Meta, keys::TIME, |out| record::put_time(out, time));
     }
 
     /// Gives up a whole log, whose last entry is `tail` or an earlier one. What is left of it is removed in the background page by page, and

@@ -4,6 +4,7 @@
 //! table     key                                         value
 //! meta      "format"                                    format version
 //!           "next_id"                                   first id that no restart has given out
+//!           "time"                                      the time when the broker last ran
 //!           "garbage" log                               what is left of a discarded log
 //! sessions  1 owner 1                                   session
 //!           1 owner 2                                   group
@@ -32,6 +33,8 @@ pub type Key = SmallVec<[u8; 40]>;
 pub const FORMAT: &[u8] = b"format";
 /// `meta`: the high-water mark of ids.
 pub const NEXT_ID: &[u8] = b"next_id";
+/// `meta`: the time when the broker last ran.
+pub const TIME: &[u8] = b"time";
 /// Greater than all topics, which are UTF-8: the end of `retained`.
 pub const TOPICS_END: &[u8] = &[0xFF];
 
@@ -245,7 +248,7 @@ mod tests {
             }
         }
         assert!(entry(1, 255) < entry(1, 256) && entry(1, u64::MAX) < entry(2, 1));
-        for other in [FORMAT, NEXT_ID] {
+        for other in [FORMAT, NEXT_ID, TIME] {
             assert!(all_garbage().0.as_slice() > other || all_garbage().1.as_slice() <= other);
         }
         assert!("\u{10FFFF}".as_bytes() < TOPICS_END);

@@ -55,7 +55,8 @@ pub use offline::{
     restore, verify_backup,
 };
 pub use record::{
-    Author, EntryHead, LogState, OpenEntry, Step, StoredGroup, StoredSession, StoredSubscription, StoredWill,
+    Author, EntryHead, LogState, OpenEntry, Step, StoredGroup, StoredSession, StoredSubscription, StoredTime,
+    StoredWill,
 };
 pub use recover::{Orphan, Recovered};
 pub use stats::{Backup, DiskUse, Queue, Stats, TableUse, tree};
@@ -96,6 +97,8 @@ pub struct Config {
     pub commit_max_bytes: usize,
     /// How long changes that nobody waits for may stay in memory, in milliseconds.
     pub lazy_commit_millis: u64,
+    /// The longest time that the broker may have been down, in seconds.
+    pub max_downtime_secs: u64,
     /// RocksDB: cache for blocks that were read, in bytes.
     pub rocksdb_cache_bytes: usize,
     /// RocksDB: changes kept in memory before they are sorted into files, in bytes, all tables together.
@@ -110,6 +113,7 @@ impl Default for Config {
             durability: Durability::Fsync,
             commit_max_bytes: 8 << 20,
             lazy_commit_millis: 10,
+            max_downtime_secs: 365 * 86_400,
             rocksdb_cache_bytes: 16 << 20,
             rocksdb_memtable_bytes: 16 << 20,
             rocksdb_wal_bytes: 64 << 20,
@@ -216,6 +220,14 @@ impl Store {
     /// another thread is just doing so or this is called by a callback.
     pub fn write<R>(&self, f: impl FnOnce(&mut Batch) -> R) -> (R, Lsn) {
         self.committer.write(f)
+    }
+
+    /// What [`Batch::put_time`] stored last; none in a store of an earlier release.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], [`Error::Engine`].
+    pub fn time(&self) -> Result<Option<StoredTime>, Error> {
+        recover::time(self.committer.engine())
     }
 
     /// What the acknowledgement of a message to `topic` waits for: what the first rule for it says, else as the store is.
@@ -433,5 +445,5 @@ pub fn in_full(error: &dyn std::error::Error) -> String {
 
 /// The format that this release writes. A release that changes it reads the older ones, and one that does not know it refuses it.
 /// 2: logs count their bytes. 3: groups know what may have been sent. 4: who published a retained message.
-/// 5: how far a subscription was sent what is retained.
+/// 5: how far a subscription was sent what is retained; the time is noted, which need not be that of the wall clock.
 pub const FORMAT_VERSION: u32 = 5;

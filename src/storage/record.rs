@@ -46,6 +46,15 @@ pub struct StoredSubscription {
     pub replay: Option<Place>,
 }
 
+/// A moment at which the broker ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoredTime {
+    /// The time of the broker, which all other records go by.
+    pub time: Timestamp,
+    /// The wall clock then.
+    pub wall: Timestamp,
+}
+
 /// The Will of a session, persistent or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredWill {
@@ -179,6 +188,16 @@ pub(super) fn put_id(out: &mut Vec<u8>, id: u64) {
 
 pub(super) fn get_id(bytes: &[u8]) -> Result<u64, Unreadable> {
     read(bytes, Reader::number)
+}
+
+pub(super) fn put_time(out: &mut Vec<u8>, StoredTime { time, wall }: StoredTime) {
+    out.push(V1);
+    put_number(out, time.0);
+    put_number(out, wall.0);
+}
+
+pub(super) fn get_time(bytes: &[u8]) -> Result<StoredTime, Unreadable> {
+    read(bytes, |r| Ok(StoredTime { time: Timestamp(r.number()?), wall: Timestamp(r.number()?) }))
 }
 
 pub(super) fn put_count(out: &mut Vec<u8>, count: u32) {

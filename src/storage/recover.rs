@@ -6,7 +6,7 @@ use std::{collections::HashMap, ops::ControlFlow, sync::Arc};
 
 use super::{
     Author, Batch, BodyId, Engine, Error, FORMAT_VERSION, LogId, Ops, RecoveredLog, StoredGroup, StoredSession,
-    StoredSubscription, StoredWill, Table, Unreadable,
+    StoredSubscription, StoredTime, StoredWill, Table, Unreadable,
     garbage::Garbage,
     keys::{self, Key, OwnerKey},
     record,
@@ -64,6 +64,12 @@ pub(super) fn next_id(engine: &dyn Engine) -> Result<u64, Error> {
         Some(bytes) => record::get_id(&bytes).map_err(damaged(Table::Meta, keys::NEXT_ID)),
         None => Ok(1),
     }
+}
+
+/// See [`super::Store::time`].
+pub(super) fn time(engine: &dyn Engine) -> Result<Option<StoredTime>, Error> {
+    let stored = engine.get(Table::Meta, keys::TIME)?;
+    stored.map(|bytes| record::get_time(&bytes).map_err(damaged(Table::Meta, keys::TIME))).transpose()
 }
 
 /// See [`super::Store::recover`]. What belongs to no session and no group is returned, to be removed.

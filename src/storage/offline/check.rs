@@ -177,6 +177,7 @@ impl Check<'_> {
         match key {
             keys::FORMAT => record::get_format(value).map(drop),
             keys::NEXT_ID => record::get_id(value).map(drop),
+            keys::TIME => record::get_time(value).map(drop),
             _ => {
                 let log = keys::parse_garbage(key).ok_or(Unreadable::Key)?;
                 self.garbage.insert(log, record::get_garbage(log, value)?);

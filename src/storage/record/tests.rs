@@ -96,6 +96,7 @@ proptest! {
                 get_nothing(&bytes).is_ok(),
                 get_id(&bytes).is_ok(),
                 get_count(&bytes).is_ok(),
+                get_time(&bytes).is_ok(),
                 get_session(1, &bytes).is_ok(),
                 version != V2 && get_subscription("f", &bytes).is_ok(),
                 get_will(1, &bytes).is_ok(),
@@ -166,6 +167,7 @@ fn the_stored_bytes_are_these() {
     let open = OpenEntry { seq: 4, holder: 0, packet_id: 200, step: Step::Released };
     assert_eq!(get_open(4, &[1, 0, 200, 1, 1]), Ok(open));
     assert_eq!(get_id(&[1, 0x80, 8]), Ok(1024));
+    assert_eq!(get_time(&[1, 5, 0x80, 8]), Ok(StoredTime { time: Timestamp(5), wall: Timestamp(1024) }));
 }
 
 #[test]
