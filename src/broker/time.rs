@@ -94,7 +94,14 @@ const NOTE_EVERY_MILLIS: u64 = 60_000;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::{
+        auth::Auth,
+        mqtt::PacketId,
+        storage::{Config, Durability, MemoryEngine, Store},
+    };
 
     #[test]
     fn how_long_the_broker_was_down_is_told_by_the_wall_clock_within_bounds() {
@@ -114,5 +121,34 @@ mod tests {
             let wall = Timestamp(note.wall.0.saturating_add_signed(ahead_secs * 1_000));
             assert_eq!(at_start(note, wall, YEAR), note.time.plus_secs(counted_secs), "{ahead_secs} s");
         }
+    }
+
+    #[test]
+    fn the_note_follows_what_is_stored_once_a_minute_and_a_step_at_once() {
+        let config = Config { durability: Durability::Memory, ..Config::default() };
+        let store = Store::with_engine(Arc::new(MemoryEngine::new()), &config).unwrap();
+        let auth = Auth::load(&crate::auth::Config::default()).unwrap();
+        let broker =
+            Broker::new(crate::broker::Config::default(), crate::session::Limits::default(), Arc::new(store), auth);
+        let noted = || broker.store.time().unwrap().map(|note| note.time.0 / 1_000);
+        let store_something = || broker.store.write(|batch| batch.put_received(1, PacketId::MIN)).0;
+        let watch = |secs: u64, ahead_secs: u64| {
+            let time = Timestamp(secs * 1_000);
+            broker.watch_time(time, time.plus_secs(ahead_secs));
+        };
+        watch(0, 0);
+        assert_eq!(noted(), Some(0), "at the start");
+        watch(100, 0);
+        assert_eq!(noted(), Some(0), "nothing was stored since");
+        store_something();
+        watch(101, 0);
+        assert_eq!(noted(), Some(101));
+        store_something();
+        watch(130, 1);
+        assert_eq!(noted(), Some(101), "within a minute");
+        watch(131, 1_000);
+        assert_eq!(noted(), Some(131), "a step");
+        watch(161, 1_000);
+        assert_eq!(noted(), Some(131), "the same one");
     }
 }
