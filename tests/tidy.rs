@@ -43,6 +43,7 @@ const IMPURE: &[&str] =
 const CONFINED: &[(&str, &str)] = &[
     ("rocksdb", "storage/rocks"),
     ("indicatif", "cli/progress.rs"),
+    ("signal_hook", "cli/interrupt.rs"),
     ("mqttbytes", "mqtt/codec.rs"),
     ("x509_parser", "auth/certificate.rs"),
     ("rcgen", "cli/certs.rs"),

@@ -3,15 +3,16 @@
 //! Must not copy anything itself: the broker that serves the store does, or `storage` where none runs.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
 use super::{
     Failure, interrupt, live, print,
-    progress::{Progress, Unit},
+    progress::{Progress, Unit, ago},
     store::DataDir,
 };
-use crate::storage::{self, NewStore};
+use crate::storage::{self, Backup, NewStore};
 
 /// Makes a backup of the store, or tells of those that are there. A running broker makes it while it serves: what was acknowledged before is
 /// in it. A further backup in the same directory adds what is new since.
@@ -68,7 +69,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let dir = std::path::absolute(&args.dir).map_err(Failure::failed)?;
     if args.list {
         let backups = storage::backups(&dir).map_err(Failure::failed)?;
-        return tell(args, &json!({ "backups": serde_json::to_value(backups).map_err(Failure::failed)? }));
+        return list(args, &backups);
     }
     if args.verify {
         return verify(args, &dir);
@@ -90,25 +91,40 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     tell(args, &made)
 }
 
+fn list(args: &Args, backups: &[Backup]) -> Result<(), Failure> {
+    if args.json {
+        return tell(args, &json!({ "backups": serde_json::to_value(backups).map_err(Failure::failed)? }));
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    backups.iter().try_for_each(|backup| {
+        let ago = ago(now.saturating_sub(Duration::from_secs(backup.made_at_secs)));
+        print(format_args!("backup {}: {} bytes in {} files, made {ago} ago\n", backup.id, backup.bytes, backup.files))
+    })
+}
+
 fn tell(args: &Args, answer: &Value) -> Result<(), Failure> {
     if args.json { print(format_args!("{answer:#}\n")) } else { print(live::human(answer)) }
 }
 
 fn verify(args: &Args, dir: &Path) -> Result<(), Failure> {
-    let backups = storage::backups(dir).map_err(Failure::failed)?;
-    let id = args.backup.or_else(|| backups.last().map(|backup| backup.id)).unwrap_or_default();
+    // Where backups have room, there is some for one more.
+    let aside = tempfile::Builder::new().prefix("verify-").tempdir_in(dir);
+    let aside = aside.map_err(|error| Failure::Failed(format!("{}: cannot verify in it: {error}", dir.display())))?;
+    interrupt::removes(aside.path())?;
     let mut progress = Progress::new(args.quiet, "verifying", Unit::Records, 0);
     let mut told = Ok(());
-    let checked = storage::verify_backup(dir, id, &mut |records| progress.add(records), &mut |finding| {
+    let mut tick = |records| progress.add(records);
+    let verified = storage::verify_backup(dir, args.backup, aside.path(), &mut tick, &mut |finding| {
         if finding.is_fault && told.is_ok() {
             told = print(format_args!("fault: {finding}\n"));
         }
     });
     drop(progress);
     told?;
-    match checked.map_err(Failure::failed)? {
-        checked if checked.faults == 0 => print(format_args!("backup {id}: {} records, no fault\n", checked.records)),
-        checked => Err(Failure::Failed(format!("backup {id} has {} faults", checked.faults))),
+    let (backup, checked) = verified.map_err(Failure::failed)?;
+    match checked.faults {
+        0 => print(format_args!("backup {}: {} records, no fault\n", backup.id, checked.records)),
+        faults => Err(Failure::Failed(format!("backup {} has {faults} faults", backup.id))),
     }
 }
 
@@ -120,8 +136,8 @@ pub fn restore(args: &RestoreArgs) -> Result<(), Failure> {
     let wanted = backups.iter().rev().find(|backup| args.backup.is_none_or(|id| backup.id == id));
     let bytes = wanted.map_or(0, |backup| backup.bytes);
     let held = args.data.hold_to_write()?;
+    interrupt::removes(&NewStore::place(&held.dir))?;
     let new = NewStore::begin(&held.dir).map_err(Failure::failed)?;
-    interrupt::removes(new.path())?;
     let progress = Progress::new(args.quiet, "restoring", Unit::Bytes, bytes);
     let place = new.path().to_owned();
     let restored = progress.while_filling(&place, || storage::restore(&dir, args.backup, new));

@@ -1,48 +1,63 @@
-//! Ctrl-C in the middle of a command that makes something: what is unfinished goes, and the command ends.
+//! Ctrl-C in the middle of a command that makes something: what is unfinished goes, and the process ends.
 //!
 //! Must not know what is being made.
 
 use std::{
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
-    process::exit,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
-use tokio::signal::unix::{SignalKind, signal};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
+    low_level,
+};
 
 use super::Failure;
+
+static ENDING: AtomicBool = AtomicBool::new(false);
 
 /// At SIGINT and SIGTERM from now on, removes the file or directory at `path` and ends the process.
 ///
 /// # Errors
 /// Signals cannot be received.
 pub fn removes(path: &Path) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    let (mut interrupt, mut terminate) = {
-        let _inside = runtime.enter();
-        let interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
-        (interrupt, signal(SignalKind::terminate()).map_err(Failure::failed)?)
-    };
-    let path: PathBuf = path.to_owned();
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::failed)?;
+    let path = path.to_owned();
     std::thread::spawn(move || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        });
-        // Its makers still run, and may add to it: again, and at the worst the next attempt removes it.
-        for _ in 0..REMOVE_ATTEMPTS {
-            let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
-            if !path.exists() {
-                break;
-            }
+        if signals.forever().next().is_some() {
+            ENDING.store(true, Ordering::SeqCst);
+            remove(&path);
+            // Threads that still write are not waited for, nor is what they use taken down under them.
+            low_level::exit(INTERRUPTED);
         }
-        exit(INTERRUPTED);
     });
     Ok(())
 }
 
+/// Never returns once the process ends: what fails because its files are gone is not told.
+pub fn wait_if_ending() {
+    while ENDING.load(Ordering::SeqCst) {
+        std::thread::park();
+    }
+}
+
+/// First out of the way of those who still write into it.
+fn remove(path: &Path) {
+    let mut gone = OsString::from(path);
+    gone.push(".interrupted");
+    let gone = PathBuf::from(gone);
+    for _ in 0..REMOVE_ATTEMPTS {
+        if fs::rename(path, &gone).is_err() {
+            return;
+        }
+        let _ = fs::remove_file(&gone).or_else(|_| fs::remove_dir_all(&gone));
+    }
+}
+
+/// A directory may be made once more by who was just about to write into it.
 const REMOVE_ATTEMPTS: u32 = 10;
 /// As a shell says it of what SIGINT has ended.
 const INTERRUPTED: i32 = 130;

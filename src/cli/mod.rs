@@ -75,6 +75,7 @@ impl Cli {
             Command::Passwd(args) => passwd::run(args).map_err(Failure::failed),
             Command::Certs(certs::Command::Demo(args)) => certs::demo(&args.dir),
         };
+        interrupt::wait_if_ending();
         let (code, message) = match outcome {
             Ok(()) => return ExitCode::SUCCESS,
             Err(Failure::Failed(message)) => (1, message),

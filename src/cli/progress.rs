@@ -44,8 +44,9 @@ impl Progress {
             true => Shown::Nowhere,
             false if bar.is_hidden() => Shown::Lines { began: Instant::now(), last: Instant::now() },
             false => {
-                bar.set_message(what);
+                // The style first: what follows is drawn at once.
                 bar.set_style(style(unit, total > 0));
+                bar.set_message(what);
                 Shown::Bar(bar)
             }
         };
@@ -103,6 +104,11 @@ impl Drop for Progress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// How long that is, roughly.
+pub fn ago(since: Duration) -> String {
+    HumanDuration(since).to_string()
 }
 
 fn style(unit: Unit, total_is_known: bool) -> ProgressStyle {

@@ -99,7 +99,7 @@ pub(super) struct Held {
 
 fn in_use(dir: &std::path::Path) -> Failure {
     Failure::Failed(format!(
-        "{}: a broker runs on it; stop it first (pinnace drain), or restore a backup elsewhere",
+        "{}: a broker runs on it; stop it first, or restore a backup of it elsewhere",
         dir.display()
     ))
 }

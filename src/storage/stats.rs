@@ -4,6 +4,7 @@
 
 use std::{
     cmp::Reverse,
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -67,8 +68,8 @@ pub struct Queue {
 /// What a store takes on the disk, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct DiskUse {
-    /// The tables, each with its files.
-    pub tables: Vec<TableUse>,
+    /// The tables by their names, each with its files.
+    pub tables: BTreeMap<&'static str, TableUse>,
     /// The write-ahead log.
     pub wal_bytes: u64,
     /// The engine's own diary.
@@ -80,8 +81,6 @@ pub struct DiskUse {
 /// The files of one table.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct TableUse {
-    /// Its name.
-    pub table: String,
     /// How many files.
     pub files: u64,
     /// Their bytes.
@@ -103,10 +102,12 @@ pub struct Backup {
     pub bytes: u64,
     /// Its files, likewise.
     pub files: u32,
-    /// The bytes that the directory grew by when it was made; 0 where it is only listed.
-    pub new_bytes: u64,
+    /// The bytes that the directory has just grown by; none where it was made earlier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub new_bytes: Option<u64>,
     /// The files, likewise.
-    pub new_files: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub new_files: Option<u32>,
 }
 
 impl RecoveredLog {

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs,
+    io::Read,
     path::{Path, PathBuf},
     process::{Output, Stdio},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -112,6 +113,7 @@ fn a_backup_under_load_has_all_that_was_acknowledged() {
         stop.store(true, Ordering::Relaxed);
     });
     broker.kill9();
+    assert!(done(&on(&broker.data_dir(), &[&"store", &"check"])).ends_with(" 0 faults, 0 left over\n"));
     let number = |at: usize, key: &str| before[at].1[key].as_u64().unwrap();
     let first = 400 * 600;
     assert!(number(0, "new_bytes") > first, "{before:?}");
@@ -153,6 +155,8 @@ fn a_backup_of_a_store_at_rest() {
         done(&on(&broker.data_dir(), &[&"backup", &backups, &"--keep", &"2"]));
     }
     let listed = json(&run([OsStr::new("backup"), backups.as_os_str(), "--list".as_ref(), "--json".as_ref()]));
+    let said = done(&run([OsStr::new("backup"), backups.as_os_str(), "--list".as_ref()]));
+    assert!(said.lines().count() == 2 && said.contains("backup 3: ") && said.contains(" ago"), "{said}");
     let listed = listed["backups"].as_array().unwrap();
     assert_eq!(listed.iter().map(|one| one["id"].as_u64().unwrap()).collect::<Vec<_>>(), [2, 3]);
     assert!(listed.iter().all(|one| one["bytes"].as_u64().unwrap() > 0 && one["made_at_secs"].as_u64().unwrap() > 0));
@@ -297,7 +301,7 @@ fn an_export_is_imported_elsewhere() {
     done(&on(&broker.data_dir(), &[&"store", &"export", &first]));
     refused(&on(&broker.data_dir(), &[&"store", &"export", &first]), "it exists");
     let text = fs::read_to_string(&first).unwrap();
-    for kind in ["header", "session", "group", "entry", "body", "retained", "will", "end"] {
+    for kind in ["header", "time", "session", "group", "entry", "body", "retained", "will", "end"] {
         assert!(text.contains(&format!("{{\"kind\":\"{kind}\"")), "{kind} in {text}");
     }
     let elsewhere = Setup::new();
@@ -335,9 +339,9 @@ fn a_part_is_exported_and_a_running_broker_counts() {
         kinds.dedup();
         kinds.join(" ")
     };
-    assert_eq!(kinds("--retained"), "end header retained");
-    assert_eq!(kinds("--sessions"), "end group header session will");
-    assert_eq!(kinds("--queues"), "body end entry group header session will");
+    assert_eq!(kinds("--retained"), "end header retained time");
+    assert_eq!(kinds("--sessions"), "end group header session time will");
+    assert_eq!(kinds("--queues"), "body end entry group header session time will");
     broker.restart();
     for flag in ["check", "export", "import"] {
         let mut args: Vec<&dyn AsRef<OsStr>> = vec![&"store", &flag];
@@ -352,7 +356,7 @@ fn a_part_is_exported_and_a_running_broker_counts() {
     assert_eq!(names.len(), 2);
     assert!(names.contains(&"second") && (&stats["sessions"], &stats["retained"]) == (&5.into(), &1.into()), "{stats}");
     let human = done(&on(&broker.data_dir(), &[&"store", &"stats"]));
-    assert!(human.contains("queued_messages") && human.contains("disk.wal_bytes"), "{human}");
+    assert!(human.contains("queued_messages") && human.contains("disk.tables.logs.bytes"), "{human}");
 }
 
 /// A flipped byte is found, with its file; the check changes nothing.
@@ -405,17 +409,23 @@ fn an_import_is_whole_or_nothing() {
     done(&on(&data_dir, &[&"store", &"import", &file]));
 }
 
-/// Ctrl-C in the middle leaves nothing.
+/// Ctrl-C leaves nothing, whatever is under way: the store is just being made, or its input is awaited.
 #[test]
 fn an_interrupted_import_leaves_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut command = pinnace();
-    command.args(["store", "import", "-", "--data-dir"]).arg(dir.path());
-    // Its input stays open.
-    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    eventually("a store in the making", || dir.path().join("store.new/CURRENT").exists().then_some(()));
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let status = wait(&mut child, PATIENCE).expect("it ends");
-    assert_eq!(status.code(), Some(130));
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the lock of the directory alone");
+    for (round, until) in ["store.new", "store.new/CURRENT", "store.new/000004.log"].iter().cycle().take(12).enumerate()
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = pinnace();
+        command.args(["store", "import", "-", "--data-dir"]).arg(dir.path());
+        // Its input stays open.
+        let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("a store in the making", || dir.path().join(until).exists().then_some(()));
+        let signal = if round % 2 == 0 { Signal::INT } else { Signal::TERM };
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let status = wait(&mut child, PATIENCE).expect("it ends");
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!((status.code(), said.as_str()), (Some(130), ""));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the lock of the directory alone");
+    }
 }

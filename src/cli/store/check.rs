@@ -9,7 +9,7 @@ use super::{
     },
     DataDir,
 };
-use crate::storage::{Config, Snapshot, in_full};
+use crate::storage::{Config, Error, Snapshot, in_full};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -23,8 +23,11 @@ pub struct Args {
 /// Tells each finding in a line on standard output, and what was read in the last one.
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let held = args.data.hold_to_read()?;
-    let snapshot = Snapshot::open(&held.dir, &Config::default()).map_err(|error| {
-        Failure::Failed(format!("{}: the store cannot be read at all: {}", held.dir.display(), in_full(&error)))
+    let snapshot = Snapshot::open(&held.dir, &Config::default()).map_err(|error| match error {
+        Error::Engine { .. } => {
+            Failure::Failed(format!("{}: the store cannot be read at all: {}", held.dir.display(), in_full(&error)))
+        }
+        error => Failure::failed(error),
     })?;
     let mut progress = Progress::new(args.quiet, "checking", Unit::Records, snapshot.estimated_records());
     let mut told = Ok(());

@@ -42,8 +42,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         (Box::new(file), bytes)
     };
     let held = args.data.hold_to_write()?;
+    interrupt::removes(&NewStore::place(&held.dir))?;
     let new = NewStore::begin(&held.dir).map_err(Failure::failed)?;
-    interrupt::removes(new.path())?;
     let mut progress = Progress::new(args.quiet, "importing", Unit::Bytes, bytes);
     let mut lines = Lines { input: BufReader::with_capacity(1 << 16, input), buffer: Vec::new(), number: 0 };
     let imported = new.import(&Config::default(), |import| lines.import_into(import, &mut progress));

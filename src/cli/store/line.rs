@@ -16,7 +16,7 @@ use crate::{
     },
     storage::{
         self, Content, EntryHead, Item, LogState, OpenEntry, Recovered, RecoveredLog, Step, StoredGroup, StoredSession,
-        StoredSubscription, StoredWill,
+        StoredSubscription, StoredTime, StoredWill,
     },
 };
 
@@ -30,6 +30,11 @@ pub(super) enum Line {
         broker: String,
         /// The first id that the store has not given to anything.
         next_id: u64,
+    },
+    /// The time of the broker, which all times go by, and the wall clock then.
+    Time {
+        time: u64,
+        wall: u64,
     },
     Session {
         id: u64,
@@ -214,6 +219,7 @@ impl Line {
         Ok(Some(match self {
             Self::End => return Ok(None),
             Self::Header { .. } => return Err("a second header".to_owned()),
+            Self::Time { time, wall } => Item::Time(StoredTime { time: Timestamp(time), wall: Timestamp(wall) }),
             Self::Body { id, message } => Item::Body { id, message: Arc::new(message.read()?) },
             Self::Entry { queue, seq, qos, retain, subscription_ids, publisher, queue_bytes, message, body } => {
                 if let Some(&id) = subscription_ids.iter().find(|&&id| !is_subscription_id(id)) {
@@ -289,6 +295,7 @@ impl Line {
 impl From<Item> for Line {
     fn from(item: Item) -> Self {
         match item {
+            Item::Time(StoredTime { time, wall }) => Self::Time { time: time.0, wall: wall.0 },
             Item::Body { id, message } => Self::Body { id, message: Message::from(&*message) },
             Item::Entry { log, seq, head, content } => {
                 let (message, body) = match content {

@@ -26,10 +26,16 @@ impl NewStore {
         if !is_empty(&place)? {
             return Err(Error::StoreExists(place));
         }
-        let new = Self { data_dir: data_dir.to_owned(), aside: data_dir.join(ASIDE) };
+        let new = Self { data_dir: data_dir.to_owned(), aside: Self::place(data_dir) };
         new.remove()?;
         make_dir(&new.aside).map_err(Error::file(&new.aside, "making the directory"))?;
         Ok(new)
+    }
+
+    /// Where one is made in `data_dir`. Nothing else is ever there.
+    #[must_use]
+    pub fn place(data_dir: &Path) -> PathBuf {
+        data_dir.join("store.new")
     }
 
     /// Where it is made.
@@ -87,6 +93,3 @@ fn sync_tree(dir: &Path) -> Result<(), Error> {
 fn sync(path: &Path) -> Result<(), Error> {
     fs::File::open(path).and_then(|file| file.sync_all()).map_err(Error::file(path, "syncing"))
 }
-
-/// In the data directory; nothing but a [`NewStore`] is there.
-const ASIDE: &str = "store.new";

@@ -44,20 +44,20 @@ pub fn restore(dir: &Path, id: Option<u32>, new: NewStore) -> Result<Backup, Err
     Ok(backup)
 }
 
-/// Restores a backup into a directory in `dir` that is then removed, and checks it as [`Snapshot::check`] does.
+/// Restores a backup, the newest if none is named, into the empty directory `aside`, and checks it as [`Snapshot::check`] does.
 ///
 /// # Errors
-/// As [`restore`].
+/// [`Error::BackupDir`], [`Error::NewerFormat`], [`Error::Engine`].
 pub fn verify_backup(
     dir: &Path,
-    id: u32,
+    id: Option<u32>,
+    aside: &Path,
     tick: &mut dyn FnMut(u64),
     found: &mut dyn FnMut(Finding),
-) -> Result<Checked, Error> {
-    let trial = tempfile::Builder::new().prefix("verify-").tempdir_in(dir);
-    let trial = trial.map_err(Error::file(dir, "making a directory to verify in"))?;
-    engine::restore(dir, Some(id), trial.path())?;
-    Snapshot::open_in(trial.path(), &Config::default())?.check(tick, found)
+) -> Result<(Backup, Checked), Error> {
+    let backup = engine::restore(dir, id, aside)?;
+    let checked = Snapshot::open_in(aside, &Config::default())?.check(tick, found)?;
+    Ok((backup, checked))
 }
 
 #[cfg(feature = "rocksdb")]

@@ -5,7 +5,8 @@
 use std::{collections::HashSet, sync::Arc};
 
 use super::super::{
-    BodyId, Engine, EntryHead, Error, LogId, LogState, Recovered, RecoveredLog, Seq, Table, Unreadable, keys,
+    BodyId, Engine, EntryHead, Error, LogId, LogState, Recovered, RecoveredLog, Seq, StoredTime, Table, Unreadable,
+    keys,
     log::Stored,
     record::{self, EntryMessage},
     recover::{self, damaged},
@@ -26,6 +27,8 @@ pub struct Selection {
 /// One thing that is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
+    /// What all times go by.
+    Time(StoredTime),
     /// A session, group, retained message or will.
     Record(Recovered),
     /// A message that several entries share.
@@ -63,6 +66,9 @@ pub(super) fn export<E: From<Error>>(
     what: Selection,
     each: &mut dyn FnMut(Item) -> Result<(), E>,
 ) -> Result<(), E> {
+    if let Some(time) = recover::time(engine)? {
+        each(Item::Time(time))?;
+    }
     let mut bodies = HashSet::new();
     let mut outcome = Ok(());
     recover::recover(engine, &mut |mut recovered| {

@@ -92,6 +92,7 @@ impl<'e> Import<'e> {
     /// [`Refused`]
     pub fn add(&mut self, item: Item) -> Result<(), Refused> {
         match item {
+            Item::Time(time) => self.batch.put_time(time),
             Item::Record(Recovered::Session { session, subscriptions, received, log }) => {
                 self.add_session(&session, &subscriptions, &received, log)?;
             }

@@ -57,7 +57,7 @@ impl Snapshot {
     /// How many records there are, as the engine estimates: for a display of progress.
     #[must_use]
     pub fn estimated_records(&self) -> u64 {
-        self.engine.disk_use().map_or(0, |disk| disk.tables.iter().map(|table| table.records).sum())
+        self.engine.disk_use().map_or(0, |disk| disk.tables.values().map(|table| table.records).sum())
     }
 
     /// The first id that the store has not given to anything.
@@ -77,7 +77,7 @@ impl Snapshot {
         check::check(&*self.engine, tick, found)
     }
 
-    /// Gives `each` all that is stored, until it fails: sessions and groups, each before its queue, then retained messages, then wills.
+    /// Gives `each` all that is stored, until it fails: the time, sessions and groups, each before its queue, then retained messages, then wills.
     /// Shared bodies come before the first entry that refers to them. What the next start would remove is left out.
     ///
     /// # Errors

@@ -3,14 +3,17 @@
 use super::{
     super::{
         Content, EntryHead, Import, Item, LogState, MemoryEngine, OpenEntry, Ops, Recovered, RecoveredLog, Refused,
-        Selection, Snapshot, Step, Store, StoredSession, Table,
+        Selection, Snapshot, Step, Store, StoredSession, StoredTime, Table,
         keys::{self, OwnerKey},
         record,
         tests::{bodies_in, config, head, histories, message, model_of, session},
     },
     *,
 };
-use crate::{mqtt::QoS, storage::Durability};
+use crate::{
+    mqtt::{QoS, Timestamp},
+    storage::Durability,
+};
 
 const EVERYTHING: Selection = Selection { sessions: true, queues: true, retained: true };
 
@@ -51,6 +54,9 @@ fn a_store_that_went_through_an_export_is_the_same() {
     for (seed, engine) in histories(1..=25) {
         let engine: Arc<dyn Engine> = engine;
         let before = Store::stepped(engine.clone(), &config(Durability::Fsync)).unwrap();
+        let time = StoredTime { time: Timestamp(seed), wall: Timestamp(7) };
+        before.write(|batch| batch.put_time(time));
+        before.step();
         let snapshot = Snapshot::of(engine.clone()).unwrap();
         let next_id = snapshot.next_id().unwrap();
         let copy = imported(exported(&engine, EVERYTHING), next_id).unwrap();
@@ -58,6 +64,7 @@ fn a_store_that_went_through_an_export_is_the_same() {
         assert_eq!(model_of(&after), model_of(&before), "seed {seed}");
         assert_eq!(bodies_in(&*copy), bodies_in(&*engine), "seed {seed}");
         assert_eq!(recover::next_id(&*copy).unwrap(), next_id, "seed {seed}");
+        assert_eq!(after.time().unwrap(), Some(time));
         let (copy, original) = (stats::stats(&*copy, 9).unwrap(), stats::stats(&*engine, 9).unwrap());
         assert_eq!(copy, original, "seed {seed}");
     }

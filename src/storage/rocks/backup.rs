@@ -11,7 +11,7 @@ use rocksdb::{
 
 use super::{
     super::{Backup, Error, make_dir, tree},
-    failed,
+    failed, lock,
 };
 
 /// Adds a backup of the database in `store` to those in `dir`, and keeps `keep` of them.
@@ -21,6 +21,10 @@ pub(super) fn make(db: &DB, store: &Path, dir: &Path, keep: Option<usize>) -> Re
     if !holds_backups(dir) && fs::read_dir(dir).map_err(Error::file(dir, "reading it"))?.next().is_some() {
         return Err(refused(dir, "it is not empty and holds no backups; name a directory of its own"));
     }
+    let _only_this_one = lock(dir).map_err(|error| match error {
+        Error::InUse(_) => refused(dir, "another backup is being written into it"),
+        error => error,
+    })?;
     let mut engine = open(dir)?;
     let before = tree(dir);
     // What is in memory is written out first, so that it is a file that the next backup shares.
@@ -31,8 +35,8 @@ pub(super) fn make(db: &DB, store: &Path, dir: &Path, keep: Option<usize>) -> Re
         engine.purge_old_backups(keep).map_err(failed("removing old backups"))?;
     }
     Ok(Backup {
-        new_bytes: after.0.saturating_sub(before.0),
-        new_files: after.1.saturating_sub(before.1),
+        new_bytes: Some(after.0.saturating_sub(before.0)),
+        new_files: Some(after.1.saturating_sub(before.1)),
         ..backup(&newest)
     })
 }
@@ -105,8 +109,8 @@ fn backup(info: &BackupEngineInfo) -> Backup {
         made_at_secs: u64::try_from(info.timestamp).unwrap_or_default(),
         bytes: info.size,
         files: info.num_files,
-        new_bytes: 0,
-        new_files: 0,
+        new_bytes: None,
+        new_files: None,
     }
 }
 
@@ -130,7 +134,7 @@ mod tests {
         store.write(|batch| batch.put_session(&session(1)));
         assert_eq!(store.health().batches, 0);
         let made = store.backup(&kept, None).unwrap();
-        assert!(made.id == 1 && made.new_bytes >= made.bytes && made.new_files >= made.files, "{made:?}");
+        assert!(made.id == 1 && made.new_bytes >= Some(made.bytes) && made.new_files >= Some(made.files), "{made:?}");
         store.write(|batch| batch.put_session(&session(2)));
         assert_eq!(store.backup(&kept, Some(1)).unwrap().id, 2);
         assert_eq!(backups(&kept).unwrap().iter().map(|backup| backup.id).collect::<Vec<_>>(), [2]);

@@ -12,7 +12,7 @@ use super::{
 };
 
 pub(super) fn disk_use(db: &DB, dir: &Path) -> Result<DiskUse, Error> {
-    let mut disk = DiskUse { tables: Vec::new(), ..others(dir)? };
+    let mut disk = others(dir)?;
     let live = db.live_files().map_err(failed("listing its files"))?;
     for table in Table::ALL {
         let family = family(db, table)?;
@@ -20,7 +20,6 @@ pub(super) fn disk_use(db: &DB, dir: &Path) -> Result<DiskUse, Error> {
             db.property_int_value_cf(family, name).map(Option::unwrap_or_default).map_err(failed("reading its counts"))
         };
         let mut of_table = TableUse {
-            table: table.name().to_owned(),
             live_bytes: estimate(properties::ESTIMATE_LIVE_DATA_SIZE)?,
             records: estimate(properties::ESTIMATE_NUM_KEYS)?,
             ..TableUse::default()
@@ -29,9 +28,9 @@ pub(super) fn disk_use(db: &DB, dir: &Path) -> Result<DiskUse, Error> {
             of_table.files += 1;
             of_table.bytes += file.size as u64;
         }
-        disk.tables.push(of_table);
+        disk.tables.insert(table.name(), of_table);
     }
-    let tables: u64 = disk.tables.iter().map(|table| table.bytes).sum();
+    let tables: u64 = disk.tables.values().map(|table| table.bytes).sum();
     disk.other_bytes = disk.other_bytes.saturating_sub(tables);
     Ok(disk)
 }

@@ -10,6 +10,7 @@ fn item(line: &str) -> Result<Option<Item>, String> {
 #[test]
 fn the_lines_are_these() {
     let lines = [
+        r#"{"kind":"time","time":7,"wall":9}"#,
         r#"{"kind":"session","id":1,"client_id":"c","username":"u","expiry_secs":4294967295,"connected":false,"disconnected_at":7,"sent_until":3,"subscriptions":[{"filter":"$share/g/a/#","qos":2,"no_local":true,"retain_as_published":true,"retain_handling":1,"subscription_id":5}],"received":[9],"queue":{"head":2,"settled":[[4,5]],"trimmed":1,"settled_bytes":300,"in_flight":[{"seq":3,"packet_id":7,"released":true}]}}"#,
         r#"{"kind":"group","id":2,"share":"g","filter":"a/#","sent_until":18446744073709551615,"queue":{"head":0,"settled":[],"trimmed":0,"settled_bytes":0,"in_flight":[{"seq":1,"holder":1,"packet_id":0,"released":false}]}}"#,
         r#"{"kind":"body","id":3,"message":{"topic":"a","payload":"AAH/","qos":1,"retain":true,"properties":[{"user_property":["k","v"]},{"payload_format_indicator":true},{"content_type":"text/plain"},{"response_topic":"r"},{"correlation_data":"/w=="},{"user_property":["k","w"]}],"expires_at":9,"publisher":1}}"#,
