@@ -98,6 +98,8 @@ pub fn wirelimit() -> Option<PathBuf> {
 
 /// A running broker, ended when dropped.
 pub struct Process {
+    kind: Kind,
+    durability: String,
     child: Child,
     /// Where it listens.
     pub address: SocketAddr,
@@ -109,22 +111,38 @@ impl Process {
     pub fn start(kind: Kind, durability: &str) -> io::Result<Self> {
         let dir = tempfile::tempdir()?;
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        let child = kind.command(durability, address.port(), &dir)?.spawn().map_err(|error| {
-            io::Error::new(
-                error.kind(),
-                format!("{} cannot be started: {error} (apt-get install mosquitto?)", kind.name()),
-            )
-        })?;
-        let mut process = Self { child, address, dir };
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect(address).is_err() {
-            let ended = process.child.try_wait()?;
+        let child = spawn(kind, durability, address, &dir)?;
+        let mut process = Self { kind, durability: durability.to_owned(), child, address, dir };
+        process.wait_until_it_listens()?;
+        Ok(process)
+    }
+
+    /// Kills it and starts it again with the same data; how long that took.
+    pub fn restart(&mut self) -> io::Result<Duration> {
+        self.stop_for(Duration::ZERO)
+    }
+
+    /// As [`Self::restart`], with a pause between.
+    pub fn stop_for(&mut self, pause: Duration) -> io::Result<Duration> {
+        self.child.kill()?;
+        self.child.wait()?;
+        std::thread::sleep(pause);
+        let begun = Instant::now();
+        self.child = spawn(self.kind, &self.durability, self.address, &self.dir)?;
+        self.wait_until_it_listens()?;
+        Ok(begun.elapsed())
+    }
+
+    fn wait_until_it_listens(&mut self) -> io::Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while TcpStream::connect(self.address).is_err() {
+            let ended = self.child.try_wait()?;
             if ended.is_some() || Instant::now() > deadline {
-                return Err(io::Error::other(format!("{} does not listen: {}", kind.name(), process.log())));
+                return Err(io::Error::other(format!("{} does not listen: {}", self.kind.name(), self.log())));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Ok(process)
+        Ok(())
     }
 
     /// What pinnace says of itself.
@@ -149,11 +167,33 @@ impl Process {
 
     /// Resident memory.
     pub fn resident_bytes(&self) -> io::Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-        kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other("no VmRSS"))
+        self.memory("VmRSS:")
     }
+
+    /// The most of it since the start.
+    pub fn peak_bytes(&self) -> io::Result<u64> {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, field: &str) -> io::Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+        kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other(format!("no {field}")))
+    }
+
+    /// What its store takes on the disk.
+    pub fn stored_bytes(&self) -> io::Result<u64> {
+        let files = std::fs::read_dir(self.dir.path().join("data/store"))?;
+        // One that is deleted meanwhile is none.
+        Ok(files.filter_map(|file| file.ok()?.metadata().ok()).map(|file| file.len()).sum())
+    }
+}
+
+fn spawn(kind: Kind, durability: &str, address: SocketAddr, dir: &TempDir) -> io::Result<Child> {
+    kind.command(durability, address.port(), dir)?.spawn().map_err(|error| {
+        io::Error::new(error.kind(), format!("{} cannot be started: {error} (apt-get install mosquitto?)", kind.name()))
+    })
 }
 
 impl Drop for Process {

@@ -49,12 +49,14 @@ pub fn cut(bytes: &[u8]) -> Option<(u8, &[u8], usize)> {
     None
 }
 
-fn text(out: &mut Vec<u8>, text: &str) {
+/// Appends a string with its length.
+pub fn text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&(text.len() as u16).to_be_bytes());
     out.extend_from_slice(text.as_bytes());
 }
 
-fn packet(first: u8, body: &[u8]) -> Vec<u8> {
+/// A packet of this first byte.
+pub fn packet(first: u8, body: &[u8]) -> Vec<u8> {
     let mut out = vec![first];
     let mut len = body.len();
     while len > 0x7f {

@@ -14,6 +14,8 @@ pub struct Config {
     pub max_sessions: u64,
     /// The most bytes that wait in all queues together, stored or not; 0: no limit.
     pub max_total_queued_bytes: u64,
+    /// The most bytes of what waits on the disk that are in memory, on their way to clients; beyond it each gets a message at a time.
+    pub max_resuming_bytes: u64,
     /// The most retained messages; 0: no limit.
     pub max_retained_messages: u64,
     /// The most bytes of retained messages; 0: no limit.
@@ -30,6 +32,7 @@ impl Default for Config {
             sys_interval_secs: 10,
             max_sessions: 1_000_000,
             max_total_queued_bytes: 8 << 30,
+            max_resuming_bytes: 16 << 20,
             max_retained_messages: 1_000_000,
             max_retained_bytes: 1 << 30,
             retained_cache_bytes: 16 << 20,

@@ -434,7 +434,7 @@ impl Broker {
                     ids,
                     online: client.receiver.is_online(),
                     leases: 0,
-                    window: usize::from(client.session.terms().send_maximum).min(LEASES_MAX),
+                    window: client.session.terms().map_or(0, |terms| usize::from(terms.send_maximum)).min(LEASES_MAX),
                 }),
             }
             state.look_again();
@@ -533,12 +533,12 @@ impl Broker {
         let entry = Entry::read(entry);
         if let Some((client, packet_id)) = holder.zip(PacketId::new(open.packet_id)) {
             let source = Source::Lease { group: group.id, seq, again: true, logged: true, kept: false };
-            let subscribed = client.subscriptions.get(&group.filter);
+            let member = state.member(client.session.id);
             let delivery = (open.step == Step::Sent).then(|| Delivery {
                 message: entry.message.clone(),
                 qos: QoS::ExactlyOnce,
-                retain: retain && subscribed.is_some_and(|(options, _)| options.retain_as_published),
-                subscription_ids: subscribed.filter(|(_, id)| *id > 0).map(|(_, id)| Arc::from([*id])),
+                retain: retain && member.as_ref().is_some_and(|member| member.options.retain_as_published),
+                subscription_ids: member.and_then(|member| member.ids.clone()),
                 source,
             });
             client.session.restore_lease(source, packet_id, delivery);

@@ -85,7 +85,6 @@ pub struct Receiver {
     pub identity: Identity,
     /// Whether QoS 1 and 2 messages are logged for it.
     pub logged: bool,
-    limits: Limits,
     queues: Arc<Queues>,
     inbox: Mutex<Inbox>,
 }
@@ -166,13 +165,12 @@ impl Receiver {
         client_id: Arc<str>,
         identity: Identity,
         logged: bool,
-        limits: Limits,
         queues: Arc<Queues>,
         log: Extent,
     ) -> Self {
         let mut inbox = Inbox { log, behind: true, ..Inbox::default() };
         inbox.tell(&queues);
-        Self { session, client_id, identity, logged, limits, queues, inbox: Mutex::new(inbox) }
+        Self { session, client_id, identity, logged, queues, inbox: Mutex::new(inbox) }
     }
 
     /// The log was read from the store anew. Numbers that were given out and lost are not given out again.
@@ -273,7 +271,7 @@ impl Receiver {
     /// A commit is to hand over a delivery of `size` that no log holds: where a full queue refuses what is new, its publisher must be told
     /// before that. Why it is refused; else it has its place, until [`Receiver::keep_promise`].
     pub fn promise(&self, size: usize) -> Option<DropReason> {
-        if self.limits.full != QueueFull::Refuse {
+        if self.queues.limits.full != QueueFull::Refuse {
             return None;
         }
         let mut inbox = self.inbox.lock();
@@ -289,7 +287,7 @@ impl Receiver {
 
     /// The delivery is to be put now, or never.
     pub fn keep_promise(&self, size: usize) {
-        if self.limits.full == QueueFull::Refuse {
+        if self.queues.limits.full == QueueFull::Refuse {
             let mut inbox = self.inbox.lock();
             let (messages, bytes) = inbox.promised;
             inbox.promised = (messages.saturating_sub(1), bytes.saturating_sub(size as u64));
@@ -381,8 +379,8 @@ impl Receiver {
     pub fn take(&self, mail: &mut VecDeque<Delivery>) -> bool {
         let mut inbox = self.inbox.lock();
         // Where the oldest is dropped first, half of what may wait must stay where it can be.
-        let count = if self.limits.full == QueueFull::DropOldest && !self.logged {
-            inbox.taken_at_once(self.limits)
+        let count = if self.queues.limits.full == QueueFull::DropOldest && !self.logged {
+            inbox.taken_at_once(self.queues.limits)
         } else {
             inbox.mail.len()
         };
@@ -498,7 +496,8 @@ impl Inbox {
         let size = delivery.message.size();
         if delivery.source == Source::Direct {
             if let Some(reason) = self.full(size as u64, receiver) {
-                let for_oldest = reason == DropReason::QueueFull && receiver.limits.full == QueueFull::DropOldest;
+                let for_oldest =
+                    reason == DropReason::QueueFull && receiver.queues.limits.full == QueueFull::DropOldest;
                 let count = if for_oldest { self.makes_room(size as u64, receiver) } else { None };
                 let Some(count) = count else {
                     self.refuse(reason, receiver);
@@ -527,14 +526,14 @@ impl Inbox {
     fn lacks_room(&self, size: u64, dropped: (usize, u64), receiver: &Receiver) -> bool {
         let mail = self.mail.len() - dropped.0;
         let messages = (mail + self.taken.0 + self.promised.0) as u64;
-        receiver.limits.are_reached(messages, self.held().saturating_sub(dropped.1), size)
+        receiver.queues.limits.are_reached(messages, self.held().saturating_sub(dropped.1), size)
             || (receiver.logged && self.behind && mail >= HELD_MESSAGES)
     }
 
     /// How many of the oldest messages that no log holds and nobody has taken are to be dropped for one of `size`. `None` where even all of
     /// them would be dropped in vain.
     fn makes_room(&self, size: u64, receiver: &Receiver) -> Option<usize> {
-        if receiver.limits.exclude(size) || self.all_full(size, receiver).is_some() {
+        if receiver.queues.limits.exclude(size) || self.all_full(size, receiver).is_some() {
             return None;
         }
         let mut oldest = self.mail.iter().filter(|delivery| delivery.source == Source::Direct);
@@ -559,7 +558,7 @@ impl Inbox {
 
     /// Why an entry of the log has no room.
     fn log_full(&self, size: u64, receiver: &Receiver) -> Option<DropReason> {
-        let mut limits = receiver.limits;
+        let mut limits = receiver.queues.limits;
         if limits.full == QueueFull::DropOldest {
             if limits.exclude(size) {
                 // All others would be dropped for it, and then itself.
@@ -578,8 +577,9 @@ impl Inbox {
     /// limits; or nothing waits.
     fn takes_replayed(&self, size: u64, receiver: &Receiver) -> bool {
         let waiting = self.log.waiting();
-        let is_full =
-            || receiver.limits.are_reached(waiting, self.held(), size) || self.all_full(size, receiver).is_some();
+        let is_full = || {
+            receiver.queues.limits.are_reached(waiting, self.held(), size) || self.all_full(size, receiver).is_some()
+        };
         !self.ended && (waiting == 0 || waiting.min(self.replayed()) < REPLAYED_AHEAD && !is_full())
     }
 
@@ -600,12 +600,12 @@ impl Inbox {
     }
 
     fn excess(&self, receiver: &Receiver) -> (u64, u64) {
-        receiver.limits.excess(self.log.waiting(), self.held())
+        receiver.queues.limits.excess(self.log.waiting(), self.held())
     }
 
     /// Whether the session is to be asked to drop its oldest; one that is connected is told here.
     fn asks_to_drop(&mut self, receiver: &Receiver) -> bool {
-        if receiver.limits.full != QueueFull::DropOldest || self.asked || self.excess(receiver) == (0, 0) {
+        if receiver.queues.limits.full != QueueFull::DropOldest || self.asked || self.excess(receiver) == (0, 0) {
             return false;
         }
         self.asked = true;
@@ -620,7 +620,7 @@ impl Inbox {
         self.count_drop(reason, receiver);
         if let Some(signal) = &self.signal
             && reason == DropReason::QueueFull
-            && receiver.limits.full == QueueFull::Disconnect
+            && receiver.queues.limits.full == QueueFull::Disconnect
         {
             signal.raise(Signal::QUEUE_FULL);
         }
@@ -742,7 +742,8 @@ mod tests {
 
     fn receiver(limits: (u64, u64), log: Extent) -> Receiver {
         let limits = Limits { messages: limits.0, bytes: limits.1, full: QueueFull::DropOldest };
-        Receiver::new(1, "c".into(), Identity::ANONYMOUS, log.tail > 0, limits, Arc::default(), log)
+        let queues = Arc::new(Queues::new(limits, 0));
+        Receiver::new(1, "c".into(), Identity::ANONYMOUS, log.tail > 0, queues, log)
     }
 
     fn of_size(payload: usize) -> Delivery {

@@ -9,6 +9,7 @@ mod group;
 mod hand_over;
 mod mailbox;
 mod overfull;
+mod pages;
 mod publish;
 mod queues;
 mod recovery;
@@ -16,6 +17,7 @@ mod registry;
 mod replay;
 mod retained;
 mod subscribe;
+mod subscriptions;
 mod sweep;
 mod sys;
 #[cfg(test)]
@@ -25,7 +27,7 @@ pub mod time;
 mod will;
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{HashSet, VecDeque},
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
@@ -43,26 +45,26 @@ pub use drops::{Dropped, MostDrops};
 pub use farewell::Farewell;
 pub use group::Group;
 pub use mailbox::{Receiver, Signal};
+pub use pages::{Held, LogPage, Reading};
 pub use publish::{Route, Turn};
 pub use recovery::RecoveryError;
 pub use registry::{Ended, Owner, Refused, Registry};
 pub use replay::{Page, PageIs};
+pub use subscriptions::Subscriptions;
 pub use sys::is_of_broker;
 pub use throttle::Throttle;
 
 use crate::{
     auth::{Auth, Identity},
     metrics::{DropReason, Limit, Metrics, Sample},
-    mqtt::{
-        Filter, Outbox, PacketId, QoS, ReasonCode, Shown, Timestamp,
-        packet::{Connect, SubscriptionOptions},
-    },
+    mqtt::{Outbox, PacketId, QoS, ReasonCode, Shown, Timestamp, packet::Connect},
     router::{Generations, Router, Target},
     session::{Delivery, Reply, Session, Settled, Source, Terms},
     storage::{LogEntry, OpenEntry, Outcome, Step, Store, StoredSession, UNSTORED},
 };
 use group::Groups;
 use mailbox::Extent;
+use pages::Pages;
 use publish::Op;
 use queues::Queues;
 use replay::Replay;
@@ -97,6 +99,7 @@ pub struct Broker {
     time_watch: TimeWatch,
     sys: Sys,
     queues: Arc<Queues>,
+    pages: Arc<Pages>,
     next_unstored_id: AtomicU64,
     /// Sessions whose Will was published by a commit that failed.
     unpublished_wills: Arc<Mutex<HashSet<u64>>>,
@@ -113,14 +116,15 @@ pub struct Client {
     pub session: Session,
     /// Where its messages are put.
     pub receiver: Arc<Receiver>,
-    /// Its subscriptions, with their Subscription Identifiers (0: none).
-    pub subscriptions: BTreeMap<Filter, (SubscriptionOptions, u32)>,
+    /// What it subscribes to.
+    pub subscriptions: Subscriptions,
     /// Those that are still to be sent what is retained, in turn.
     replays: VecDeque<Replay>,
-    will: Option<PendingWill>,
+    will: Option<Box<PendingWill>>,
     /// The store has a record of it.
     stored: bool,
     disconnected_at: Option<Timestamp>,
+    said: sweep::Said,
 }
 
 /// What a CONNECT led to.
@@ -137,6 +141,11 @@ impl Broker {
     #[must_use]
     pub fn new(config: Config, limits: crate::session::Limits, store: Arc<Store>, auth: Auth) -> Arc<Self> {
         let router = Router::default();
+        let each = queues::Limits {
+            messages: limits.max_queued_messages,
+            bytes: limits.max_queued_bytes,
+            full: limits.queue_full,
+        };
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             limits,
@@ -152,7 +161,8 @@ impl Broker {
             sweep: Sweep::default(),
             time_watch: TimeWatch::default(),
             sys: Sys::default(),
-            queues: Arc::new(Queues::new(config.max_total_queued_bytes)),
+            queues: Arc::new(Queues::new(each, config.max_total_queued_bytes)),
+            pages: Arc::new(Pages::new(config.max_resuming_bytes)),
             next_unstored_id: AtomicU64::new(UNSTORED),
             unpublished_wills: Arc::default(),
             rebuilding: RwLock::new(false),
@@ -210,7 +220,7 @@ impl Broker {
         client.disconnected_at = None;
         client.reconnect_replays();
         client.session.expiry_secs = terms.session_expiry_secs;
-        let will = connect.will.as_ref().map(|will| PendingWill::new(will, terms.session_expiry_secs));
+        let will = connect.will.as_ref().map(|will| Box::new(PendingWill::new(will, terms.session_expiry_secs)));
         durable |= client.session.logged || will.is_some();
         let commit = durable.then(|| {
             let ((), lsn) = self.store.write(|batch| {
@@ -259,7 +269,6 @@ impl Broker {
             client_id.clone(),
             identity.clone(),
             session.logged,
-            self.queue_limits(),
             self.queues.clone(),
             Extent::default(),
         ));
@@ -268,11 +277,12 @@ impl Broker {
         Box::new(Client {
             session,
             receiver,
-            subscriptions: BTreeMap::new(),
+            subscriptions: Subscriptions::default(),
             replays: VecDeque::new(),
             will: None,
             stored: false,
             disconnected_at: None,
+            said: sweep::Said::default(),
         })
     }
 
@@ -283,11 +293,7 @@ impl Broker {
 
     /// What may wait in the queue of a session, or of a shared group.
     fn queue_limits(&self) -> queues::Limits {
-        queues::Limits {
-            messages: self.limits.max_queued_messages,
-            bytes: self.limits.max_queued_bytes,
-            full: self.limits.queue_full,
-        }
+        self.queues.limits
     }
 
     /// PUBREL of the client: its packet id is forgotten, and PUBCOMP follows once that is durable [MQTT-4.3.3-11].
@@ -433,7 +439,7 @@ impl Broker {
         if client.session.logged {
             let record = client.record(false, now);
             self.store.write(|batch| batch.put_session(&record));
-            self.sweep.session_expires(&client);
+            self.sweep.session_expires(&mut client);
         }
         self.dispatch(&mut client, &mut turn, now);
         self.finish(&mut turn);
@@ -512,14 +518,14 @@ impl Broker {
         self.store.failure().is_some()
     }
 
-    /// A page of the log of session `id`, from entry `from` on. An entry that is damaged is passed over: it is lost, and the rest of
-    /// the log is not. Blocks on the disk.
+    /// A page of the log of session `id`, from entry `from` on, of about `most_bytes`. An entry that is damaged is passed over: it is
+    /// lost, and the rest of the log is not. Blocks on the disk.
     ///
     /// # Errors
     /// The log cannot be read.
-    pub fn read_log(&self, id: u64, mut from: u64) -> Result<Vec<Delivery>, LogError> {
+    pub fn read_log(&self, id: u64, mut from: u64, most_bytes: usize) -> Result<Vec<Delivery>, LogError> {
         loop {
-            let error = match self.store.read_log(id, from, PAGE_MESSAGES, PAGE_BYTES) {
+            let error = match self.store.read_log(id, from, PAGE_MESSAGES, most_bytes) {
                 Ok(page) => return Ok(page.into_iter().map(delivery_of).collect()),
                 Err(error) => error,
             };
@@ -612,4 +618,3 @@ fn pubcomp(packet_id: PacketId) -> Reply {
 }
 
 const PAGE_MESSAGES: usize = 256;
-const PAGE_BYTES: usize = 256 * 1024;

@@ -11,7 +11,7 @@ use crate::{
     storage::{Lsn, Outcome},
 };
 
-use super::{Broker, Client, Receiver, Turn};
+use super::{Broker, Client, Receiver, Turn, pages::PAGE_MAX_BYTES};
 
 impl Client {
     /// Whether a delivery of the session's log was never sent, on this connection or an earlier one: what was, is not dropped
@@ -73,7 +73,7 @@ impl Broker {
             from = log.next_unsettled(log.sent_until + 1);
         });
         while found.is_some() && receiver.excess() != (0, 0) {
-            let page = match self.read_log(receiver.session, from) {
+            let page = match self.read_log(receiver.session, from, PAGE_MAX_BYTES) {
                 Ok(page) => page,
                 Err(error) => {
                     tracing::error!(client = %Shown(&receiver.client_id), %error, "a queue that is too long cannot be read");

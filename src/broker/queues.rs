@@ -11,6 +11,8 @@ use super::{Broker, drops::Dropping};
 /// What all queues share.
 #[derive(Debug, Default)]
 pub struct Queues {
+    /// What may wait in each.
+    pub(super) limits: Limits,
     /// Bytes that wait in all queues together, as far as they have told.
     bytes: AtomicU64,
     /// The most of them; 0 is no limit.
@@ -20,8 +22,8 @@ pub struct Queues {
 }
 
 impl Queues {
-    pub(super) fn new(max_bytes: u64) -> Self {
-        Self { max_bytes, ..Self::default() }
+    pub(super) fn new(limits: Limits, max_bytes: u64) -> Self {
+        Self { limits, max_bytes, ..Self::default() }
     }
 
     /// Whether `size` bytes more would be too many.
@@ -41,7 +43,7 @@ impl Queues {
 }
 
 /// How much may wait in one queue, of a session or a shared group, and what happens to more.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Limits {
     /// Messages; 0 is no limit.
     pub messages: u64,
@@ -134,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_shares_make_up_the_whole() {
-        let queues = Queues::new(1 << 30);
+        let queues = Queues::new(Limits::default(), 1 << 30);
         let (mut one, mut other) = (Share::default(), Share::default());
         one.is(4000, &queues);
         assert_eq!(queues.bytes(), 0, "a small queue does not tell");
@@ -150,9 +152,9 @@ mod tests {
         other.ends(&queues);
         other.ends(&queues);
         assert_eq!(queues.bytes(), 0);
-        let exact = Queues::new(1000);
+        let exact = Queues::new(Limits::default(), 1000);
         one.is(1, &exact);
         assert!(exact.are_full(1000) && !exact.are_full(999), "the smaller the limit, the finer the count");
-        assert!(!Queues::new(0).are_full(u64::MAX / 2));
+        assert!(!Queues::new(Limits::default(), 0).are_full(u64::MAX / 2));
     }
 }

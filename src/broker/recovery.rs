@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-use super::{Broker, Client, Receiver, Turn, mailbox::Extent, retained::All, will::PendingWill};
+use super::{Broker, Client, Receiver, Subscriptions, Turn, mailbox::Extent, retained::All, will::PendingWill};
 
 /// Why the store's content cannot be taken over.
 #[derive(Debug, Error)]
@@ -161,8 +161,8 @@ impl Broker {
         }
         self.drop_empty_groups(&mut turn);
         self.restore_wills(found.wills, &mut clients, &mut turn, now);
-        for client in clients.into_values() {
-            self.sweep.session_expires(&client);
+        for mut client in clients.into_values() {
+            self.sweep.session_expires(&mut client);
             self.registry.park(client);
         }
         self.finish(&mut turn);
@@ -194,9 +194,8 @@ impl Broker {
             }
             None => {
                 let identity = Identity::from(stored.username.as_deref().map(Arc::from));
-                let limits = self.queue_limits();
                 let queues = self.queues.clone();
-                let receiver = Arc::new(Receiver::new(stored.id, client_id, identity, true, limits, queues, extent));
+                let receiver = Arc::new(Receiver::new(stored.id, client_id, identity, true, queues, extent));
                 self.receivers.insert(stored.id, receiver.clone());
                 self.metrics.sessions.increment();
                 receiver
@@ -205,24 +204,26 @@ impl Broker {
         // When its client left, and whether its Will is still due, memory knows better.
         let disconnected_at = old.as_ref().and_then(|old| old.disconnected_at).or(Some(stored.disconnected_at));
         let will = old.as_mut().and_then(|old| old.will.take());
+        let said = old.as_ref().map(|old| old.said).unwrap_or_default();
         let mut client = Box::new(Client {
             session,
             receiver,
-            subscriptions: BTreeMap::new(),
+            subscriptions: Subscriptions::default(),
             replays: VecDeque::new(),
             will,
             stored: true,
             disconnected_at,
+            said,
         });
         // As they were granted, also where a new one would be granted less [MQTT-3.8.4-8].
-        for (filter, StoredSubscription { options, subscription_id, replay, .. }) in subscriptions {
+        for (filter, stored) in subscriptions {
+            let StoredSubscription { options, subscription_id, replay, .. } = stored;
             if let Some(from) = replay {
                 client.resume_replay(filter.clone(), from);
             }
-            client.subscriptions.insert(filter, (options, subscription_id.unwrap_or_default()));
-        }
-        for (filter, (options, id)) in &client.subscriptions {
-            self.add_route(&client, filter, *options, *id, turn, now);
+            let id = subscription_id.unwrap_or_default();
+            self.add_route(&client, &filter, options, id, turn, now);
+            client.subscriptions.insert(filter, (options, id));
         }
         for filter in old.iter().flat_map(|old| old.subscriptions.keys()) {
             if !client.subscriptions.contains_key(filter) {
@@ -242,7 +243,7 @@ impl Broker {
             let due_at = stored.due_at;
             match clients.get_mut(&stored.session) {
                 Some(client) => {
-                    client.will = Some(PendingWill::restore(stored));
+                    client.will = Some(Box::new(PendingWill::restore(stored)));
                     match due_at {
                         Some(at) if at > now => self.sweep.will_due(client, at),
                         Some(_) => self.publish_will(client, turn, now),
@@ -251,7 +252,7 @@ impl Broker {
                 }
                 None => {
                     let mut client = self.ghost(&stored);
-                    client.will = Some(PendingWill::restore(stored));
+                    client.will = Some(Box::new(PendingWill::restore(stored)));
                     self.publish_will(&mut client, turn, now);
                 }
             }
@@ -262,9 +263,8 @@ impl Broker {
     fn ghost(&self, stored: &StoredWill) -> Client {
         let client_id: Arc<str> = stored.client_id.as_str().into();
         let identity = Identity::from(stored.username.as_deref().map(Arc::from));
-        let (limits, queues) = (self.queue_limits(), self.queues.clone());
-        let receiver =
-            Receiver::new(stored.session, client_id.clone(), identity, false, limits, queues, Extent::default());
+        let queues = self.queues.clone();
+        let receiver = Receiver::new(stored.session, client_id.clone(), identity, false, queues, Extent::default());
         Client {
             session: Session::new(stored.session, client_id, 0),
             receiver: Arc::new(receiver),
@@ -273,6 +273,7 @@ impl Broker {
             will: None,
             stored: false,
             disconnected_at: None,
+            said: Default::default(),
         }
     }
 

@@ -29,13 +29,17 @@ enum State {
     /// Left the map; who finds it here asks again.
     Gone,
     Parked(Box<Client>),
-    Owned {
-        identity: Identity,
-        signal: Arc<Signal>,
-        claim: Option<Claim>,
-        /// How often it changed hands of late, where it did at all.
-        takeovers: Option<Box<Bucket>>,
-    },
+    /// In a box: most are parked.
+    Owned(Box<Owned>),
+}
+
+#[derive(Debug)]
+struct Owned {
+    identity: Identity,
+    signal: Arc<Signal>,
+    claim: Option<Claim>,
+    /// How often it changed hands of late, where it did at all.
+    takeovers: Option<Bucket>,
 }
 
 #[derive(Debug)]
@@ -138,8 +142,10 @@ impl Registry {
         if *rebuilding {
             return Err(Refused::StoreFailed);
         }
-        let owned =
-            || State::Owned { identity: identity.clone(), signal: signal.clone(), claim: None, takeovers: None };
+        let owned = || {
+            let (identity, signal) = (identity.clone(), signal.clone());
+            State::Owned(Box::new(Owned { identity, signal, claim: None, takeovers: None }))
+        };
         let owner = |client| Owner::new(broker, client_id, signal, client);
         let slot = match self.slots.entry(client_id.clone()) {
             Entry::Vacant(vacant) => {
@@ -152,14 +158,15 @@ impl Registry {
         match &mut *state {
             State::Gone => Ok(Claimed::Again),
             State::Parked(client) if client.receiver.identity != *identity => Err(Refused::OtherIdentity),
-            State::Owned { identity: other, .. } if other != identity => Err(Refused::OtherIdentity),
+            State::Owned(owned) if owned.identity != *identity => Err(Refused::OtherIdentity),
             State::Parked(_) => match std::mem::replace(&mut *state, owned()) {
                 State::Parked(client) => Ok(Claimed::Now(owner(Some(client)))),
                 _ => Ok(Claimed::Again),
             },
-            State::Owned { signal: present, claim, takeovers, .. } => {
+            State::Owned(owned) => {
+                let Owned { signal: present, claim, takeovers, .. } = &mut **owned;
                 let now = crate::clock::now();
-                let takeovers = takeovers.get_or_insert_with(|| Box::new(Bucket::new(TAKEOVERS_PER_SEC, now)));
+                let takeovers = takeovers.get_or_insert_with(|| Bucket::new(TAKEOVERS_PER_SEC, now));
                 let (send, receive) = oneshot::channel();
                 // One that takes the place of an earlier claim takes nothing from the owner that the earlier one would have left it.
                 if claim.replace(Claim { signal: signal.clone(), owner: send }).is_none() {
@@ -175,7 +182,8 @@ impl Registry {
     fn leave(&self, broker: &Arc<Broker>, client_id: &Arc<str>, signal: &Arc<Signal>, client: Option<Box<Client>>) {
         let Some(slot) = self.slots.get(client_id).map(|slot| slot.clone()) else { return };
         let mut state = slot.state.lock();
-        let State::Owned { signal: present, claim, .. } = &mut *state else { return };
+        let State::Owned(owned) = &mut *state else { return };
+        let Owned { signal: present, claim, .. } = &mut **owned;
         if !Arc::ptr_eq(present, signal) {
             return;
         }
@@ -251,8 +259,8 @@ impl Registry {
     /// Wakes every connection.
     pub fn raise_all(&self, what: u32) {
         for slot in &self.slots {
-            if let State::Owned { signal, .. } = &*slot.state.lock() {
-                signal.raise(what);
+            if let State::Owned(owned) = &*slot.state.lock() {
+                owned.signal.raise(what);
             }
         }
     }

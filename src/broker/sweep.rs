@@ -1,9 +1,6 @@
 //! One slow clock for all that expires: sessions, Wills, retained messages. Must not read the time: it is told.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use parking_lot::Mutex;
 
@@ -16,66 +13,66 @@ pub(super) struct Sweep {
     pending: Mutex<Pending>,
 }
 
+/// What may be due, each at most once, however often a client comes and goes. It is looked at again when its time has come: it may have
+/// changed meanwhile. When that is for a session, its [`Client`] remembers.
 #[derive(Debug, Default)]
 struct Pending {
-    due: BTreeMap<(Timestamp, u64), Due>,
-    /// Where each stands in `due`: at most once, however often a client comes and goes.
-    known: HashMap<Due, (Timestamp, u64)>,
-    numbers: u64,
+    sessions: BTreeSet<(Timestamp, u64)>,
+    wills: BTreeSet<(Timestamp, u64)>,
 }
 
-/// What may be due. It is looked at again when its time has come: it may have changed meanwhile.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// What is due; sessions by their numbers.
+#[derive(Debug)]
 enum Due {
-    Session(Arc<str>),
-    Will(Arc<str>),
+    Session(u64),
+    Will(u64),
+}
+
+/// When a session, and its Will, was last said to be due.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Said {
+    session: Timestamp,
+    will: Timestamp,
+}
+
+/// What is due earlier already is looked at then, and again at its new time.
+fn put(due: &mut BTreeSet<(Timestamp, u64)>, said: &mut Timestamp, at: Timestamp, id: u64) {
+    let stands = due.contains(&(*said, id));
+    if stands && *said <= at {
+        return;
+    }
+    if stands {
+        due.remove(&(*said, id));
+    }
+    due.insert((at, id));
+    *said = at;
 }
 
 impl Sweep {
-    pub(super) fn session_expires(&self, client: &Client) {
+    pub(super) fn session_expires(&self, client: &mut Client) {
         if let Some(at) = client.expires_at() {
-            self.at(at, Due::Session(client.session.client_id.clone()));
+            put(&mut self.pending.lock().sessions, &mut client.said.session, at, client.session.id);
         }
     }
 
-    pub(super) fn will_due(&self, client: &Client, at: Timestamp) {
-        self.at(at, Due::Will(client.session.client_id.clone()));
+    pub(super) fn will_due(&self, client: &mut Client, at: Timestamp) {
+        put(&mut self.pending.lock().wills, &mut client.said.will, at, client.session.id);
     }
 
     pub(super) fn session_ended(&self, client: &Client) {
-        let client_id = &client.session.client_id;
-        self.cancel(&Due::Session(client_id.clone()));
-        self.cancel(&Due::Will(client_id.clone()));
-    }
-
-    fn cancel(&self, due: &Due) {
         let mut pending = self.pending.lock();
-        if let Some(place) = pending.known.remove(due) {
-            pending.due.remove(&place);
-        }
-    }
-
-    /// What is due earlier already is looked at then, and again at its new time.
-    fn at(&self, at: Timestamp, due: Due) {
-        let mut pending = self.pending.lock();
-        if let Some(place) = pending.known.get(&due).copied() {
-            if place.0 <= at {
-                return;
-            }
-            pending.due.remove(&place);
-        }
-        pending.numbers += 1;
-        let place = (at, pending.numbers);
-        pending.known.insert(due.clone(), place);
-        pending.due.insert(place, due);
+        pending.sessions.remove(&(client.said.session, client.session.id));
+        pending.wills.remove(&(client.said.will, client.session.id));
     }
 
     fn take_due(&self, now: Timestamp) -> Option<Due> {
+        let take = |due: &mut BTreeSet<(Timestamp, u64)>| {
+            due.first().filter(|(at, _)| *at <= now)?;
+            due.pop_first().map(|(_, id)| id)
+        };
         let mut pending = self.pending.lock();
-        let first = pending.due.first_entry().filter(|first| first.key().0 <= now)?;
-        let due = first.remove();
-        pending.known.remove(&due);
-        Some(due)
+        let will = take(&mut pending.wills).map(Due::Will);
+        will.or_else(|| take(&mut pending.sessions).map(Due::Session))
     }
 }
 
@@ -90,8 +87,13 @@ impl Broker {
             }
             let Some(due) = self.sweep.take_due(now) else { return self.expire_retained(now, limit) };
             match due {
-                Due::Session(client_id) => self.expire_session(&client_id, now),
-                Due::Will(client_id) => {
+                Due::Session(id) => {
+                    if let Some(client_id) = self.client_id_of(id) {
+                        self.expire_session(&client_id, now);
+                    }
+                }
+                Due::Will(id) => {
+                    let Some(client_id) = self.client_id_of(id) else { continue };
                     let mut turn = Turn::default();
                     self.registry.with_parked(&client_id, |client| match client.will_due_at() {
                         Some(at) if at <= now => self.publish_will(client, &mut turn, now),
@@ -103,6 +105,10 @@ impl Broker {
             }
         }
         true
+    }
+
+    fn client_id_of(&self, session: u64) -> Option<Arc<str>> {
+        self.receivers.get(&session).map(|receiver| receiver.client_id.clone())
     }
 
     fn expire_session(&self, client_id: &str, now: Timestamp) {

@@ -18,11 +18,10 @@ use crate::{
     clock,
     metrics::{Counts, DROPPED, Sample},
     mqtt::{Message, QoS, Shown, Timestamp, TopicFilter, TopicName, TopicTrie},
-    session::limits::QueueFull,
     storage::Health,
 };
 
-use super::{Broker, Dropped, MostDrops, Receiver, Route, Turn, mailbox::Extent, publish::To, queues::Limits};
+use super::{Broker, Dropped, MostDrops, Receiver, Route, Turn, mailbox::Extent, publish::To};
 
 /// What stands under `$SYS` now.
 #[derive(Debug, Default)]
@@ -94,9 +93,8 @@ impl Broker {
 
     /// At QoS 0, and past the counters: who had no room for a value is offered it again the next time.
     fn give_to_subscribers(&self, due: Vec<Due>, now: Timestamp) {
-        let no_limits = Limits { messages: 0, bytes: 0, full: QueueFull::Refuse };
         let (nobody, queues) = (Identity::ANONYMOUS, self.queues.clone());
-        let publisher = Receiver::new(0, Arc::default(), nobody, false, no_limits, queues, Extent::default());
+        let publisher = Receiver::new(0, Arc::default(), nobody, false, queues, Extent::default());
         let rules = self.auth.generation();
         let mut turn = Turn::default();
         let mut missed = Vec::new();

@@ -2,7 +2,7 @@
 //!
 //! Must not know who subscribes, nor what is kept under a name. Every walk is a loop: a topic may have 65,536 levels.
 
-use std::{fmt, str::Split, sync::Arc};
+use std::{borrow::Borrow, fmt, str::Split, sync::Arc};
 
 use thiserror::Error;
 
@@ -178,6 +178,12 @@ impl TopicFilter {
 
     fn leads_with_wildcard(&self) -> bool {
         self.0.starts_with(['+', '#'])
+    }
+}
+
+impl Borrow<str> for TopicFilter {
+    fn borrow(&self) -> &str {
+        &self.0
     }
 }
 

@@ -1,12 +1,12 @@
 //! [`TopicTrie`]: values under Topic Filters or Topic Names, found in both directions.
 //!
-//! Must not know what the values are. Every walk is a loop with its stack on the heap, also when the trie is dropped:
+//! Levels between which nothing else stands share one node, so that memory goes with the values, not with their levels. Must not know
+//! what the values are. Every walk is a loop with its stack on the heap, also when the trie is dropped:
 //! a peer chooses the depth.
 
-use std::{collections::HashMap, fmt, mem, slice, str::Split};
+use std::{collections::HashMap, fmt, mem, slice};
 
 use foldhash::fast::RandomState;
-use smallvec::SmallVec;
 
 use super::{TopicFilter, TopicName};
 
@@ -40,7 +40,7 @@ impl<V> TopicTrie<V> {
 
     /// The value under `filter`, after inserting `value()` where there is none.
     pub fn get_or_insert_with(&mut self, filter: &TopicFilter, value: impl FnOnce() -> V) -> &mut V {
-        let slot = &mut self.root.descend(filter.levels()).value;
+        let slot = &mut self.root.descend(filter.as_str()).value;
         if slot.is_none() {
             self.len += 1;
         }
@@ -50,22 +50,22 @@ impl<V> TopicTrie<V> {
     /// The value under exactly `filter`.
     #[must_use]
     pub fn get(&self, filter: &TopicFilter) -> Option<&V> {
-        self.root.find(filter.levels())?.value.as_ref()
+        self.root.find(filter.as_str())?.value.as_ref()
     }
 
     /// As [`Self::get`].
     pub fn get_mut(&mut self, filter: &TopicFilter) -> Option<&mut V> {
-        self.root.find_mut(filter.levels())?.value.as_mut()
+        self.root.find_mut(filter.as_str())?.value.as_mut()
     }
 
     /// Takes out the value under exactly `filter`, and gives back the memory that only it needed.
     pub fn remove(&mut self, filter: &TopicFilter) -> Option<V> {
-        self.take(filter.levels())
+        self.take(filter.as_str())
     }
 
     /// Puts `value` under `topic`; the value that it replaces.
     pub fn insert_topic(&mut self, topic: &TopicName, value: V) -> Option<V> {
-        let old = self.root.descend(topic.levels()).value.replace(value);
+        let old = self.root.descend(topic.as_str()).value.replace(value);
         self.len += usize::from(old.is_none());
         old
     }
@@ -73,12 +73,12 @@ impl<V> TopicTrie<V> {
     /// The value under exactly `topic`.
     #[must_use]
     pub fn get_topic(&self, topic: &TopicName) -> Option<&V> {
-        self.root.find(topic.levels())?.value.as_ref()
+        self.root.find(topic.as_str())?.value.as_ref()
     }
 
     /// As [`Self::remove`].
     pub fn remove_topic(&mut self, topic: &TopicName) -> Option<V> {
-        self.take(topic.levels())
+        self.take(topic.as_str())
     }
 
     /// Calls `each` with the value of every Topic Filter that matches `topic` [MQTT-4.7.2-1], in no order.
@@ -88,17 +88,22 @@ impl<V> TopicTrie<V> {
         let mut next = Some((&self.root, Some(topic.as_str())));
         while let Some((node, rest)) = next {
             next = None;
+            let Some(rest) = node.pass(rest) else {
+                next = waiting.pop();
+                continue;
+            };
+            // Where the levels between end with `#`, that has taken the rest.
             if let (Some(value), None) = (&node.value, rest) {
                 each(value);
             }
             if let Some(below) = &node.below {
-                if let (true, Some(value)) = (wild, &below.hash.value) {
+                if let (true, Some(value)) = (wild, below.hash.as_ref().and_then(|hash| hash.value.as_ref())) {
                     each(value);
                 }
                 if let Some(rest) = rest {
                     let (level, rest) = first_level(rest);
-                    if wild && !below.plus.is_empty() {
-                        waiting.push((&below.plus, rest));
+                    if let (true, Some(plus)) = (wild, &below.plus) {
+                        waiting.push((&**plus, rest));
                     }
                     next = below.named.get(level).map(|child| (child, rest));
                 }
@@ -123,6 +128,18 @@ impl<V> TopicTrie<V> {
                 }
                 continue;
             };
+            let mut rest = rest;
+            let passes = node.between().all(|level| match rest.map(first_level) {
+                Some(("#", _)) => true,
+                Some((asked, after)) if asked == "+" || asked == level => {
+                    rest = after;
+                    true
+                }
+                _ => false,
+            });
+            if !passes {
+                continue;
+            }
             match rest.map(first_level) {
                 None => node.value.iter().for_each(&mut *each),
                 Some(("#", _)) => Walk::new(node, top).for_each(&mut *each),
@@ -140,29 +157,33 @@ impl<V> TopicTrie<V> {
         Walk::new(&self.root, false)
     }
 
-    fn take<'k>(&mut self, levels: impl Iterator<Item = &'k str> + Clone) -> Option<V> {
-        // The first pass finds the last place above the value that something else needs; below it all can go.
-        let mut node = &self.root;
-        let mut keep = 0;
-        for (depth, level) in levels.clone().enumerate() {
-            if node.value.is_some() || node.below.as_ref().is_some_and(|below| below.count() > 1) {
-                keep = depth;
-            }
+    fn take(&mut self, key: &str) -> Option<V> {
+        // The key of the node above, where that is not the root, and the level that it has the value's node under.
+        let (mut above, mut under) = (None, "");
+        let (mut node, mut rest) = (&self.root, Some(key));
+        while let Some(levels) = rest {
+            above = (key.len() - levels.len()).checked_sub(1).and_then(|end| key.get(..end));
+            let (level, after) = first_level(levels);
+            under = level;
             node = node.child(level)?;
+            rest = node.strip(after)?;
         }
         node.value.as_ref()?;
         self.len -= 1;
+        let parent = match above {
+            Some(key) => self.root.find_mut(key)?,
+            None => &mut self.root,
+        };
+        let node = parent.child_mut(under)?;
+        let value = node.value.take();
         if node.below.is_some() {
-            return self.root.find_mut(levels)?.value.take();
+            node.join();
+        } else {
+            parent.detach(under);
+            if above.is_some() {
+                parent.join();
+            }
         }
-        let mut levels = levels;
-        let mut node = &mut self.root;
-        for level in levels.by_ref().take(keep) {
-            node = node.child_mut(level)?;
-        }
-        let mut gone = node.detach(levels.next()?)?;
-        let value = gone.find_mut(levels).and_then(|node| node.value.take());
-        gone.unravel();
         value
     }
 }
@@ -185,27 +206,29 @@ impl<V> fmt::Debug for TopicTrie<V> {
     }
 }
 
-/// What stands under the levels up to here. One without value and without anything below is not stored.
+/// What stands under the levels up to here. But for the root, one has a value or at least two children.
 struct Node<V> {
+    /// The levels between that by which its parent finds it and what stands here, as in a topic.
+    between: Option<Box<str>>,
     value: Option<V>,
     below: Option<Box<Below<V>>>,
 }
 
 /// The children of a node, by the kind of their level.
 struct Below<V> {
-    plus: Node<V>,
-    hash: Node<V>,
+    plus: Option<Box<Node<V>>>,
+    hash: Option<Box<Node<V>>>,
     named: Named<V>,
 }
 
-/// The children with a name: few in a list, of which the first stands right here, many in a table.
+/// The children with a name: few in a list, many in a table.
 enum Named<V> {
-    Few(SmallVec<[(Box<str>, Node<V>); 1]>),
+    Few(Vec<(Box<str>, Node<V>)>),
     Many(HashMap<Box<str>, Node<V>, RandomState>),
 }
 
 impl<V> Node<V> {
-    const EMPTY: Self = Self { value: None, below: None };
+    const EMPTY: Self = Self { between: None, value: None, below: None };
 
     fn is_empty(&self) -> bool {
         self.value.is_none() && self.below.is_none()
@@ -214,8 +237,8 @@ impl<V> Node<V> {
     fn child(&self, level: &str) -> Option<&Self> {
         let below = self.below.as_ref()?;
         match level {
-            "+" => Some(&below.plus),
-            "#" => Some(&below.hash),
+            "+" => below.plus.as_deref(),
+            "#" => below.hash.as_deref(),
             _ => below.named.get(level),
         }
     }
@@ -223,44 +246,124 @@ impl<V> Node<V> {
     fn child_mut(&mut self, level: &str) -> Option<&mut Self> {
         let below = self.below.as_mut()?;
         match level {
-            "+" => Some(&mut below.plus),
-            "#" => Some(&mut below.hash),
+            "+" => below.plus.as_deref_mut(),
+            "#" => below.hash.as_deref_mut(),
             _ => below.named.get_mut(level),
         }
     }
 
-    fn find<'k>(&self, mut levels: impl Iterator<Item = &'k str>) -> Option<&Self> {
-        levels.try_fold(self, |node, level| node.child(level))
+    fn find(&self, key: &str) -> Option<&Self> {
+        let (mut node, mut rest) = (self, Some(key));
+        while let Some(levels) = rest {
+            let (level, after) = first_level(levels);
+            node = node.child(level)?;
+            rest = node.strip(after)?;
+        }
+        Some(node)
     }
 
-    fn find_mut<'k>(&mut self, mut levels: impl Iterator<Item = &'k str>) -> Option<&mut Self> {
-        levels.try_fold(self, |node, level| node.child_mut(level))
+    fn find_mut(&mut self, key: &str) -> Option<&mut Self> {
+        let (mut node, mut rest) = (self, Some(key));
+        while let Some(levels) = rest {
+            let (level, after) = first_level(levels);
+            node = node.child_mut(level)?;
+            rest = node.strip(after)?;
+        }
+        Some(node)
     }
 
-    /// The node under `levels`, made where it is missing.
-    fn descend(&mut self, levels: Split<'_, char>) -> &mut Self {
-        levels.fold(self, |node, level| {
-            let below = node.below.get_or_insert_with(|| Box::new(Below::new()));
-            match level {
-                "+" => &mut below.plus,
-                "#" => &mut below.hash,
-                _ => below.named.get_or_insert(level),
+    /// What of `key` follows the levels between; none where they are not its first.
+    fn strip<'k>(&self, key: Option<&'k str>) -> Option<Option<&'k str>> {
+        let Some(between) = &self.between else { return Some(key) };
+        let after = key?.strip_prefix(&**between)?;
+        if after.is_empty() { Some(None) } else { after.strip_prefix('/').map(Some) }
+    }
+
+    /// What of a topic follows the levels between, which may be wildcards; none where it does not match them.
+    fn pass<'t>(&self, topic: Option<&'t str>) -> Option<Option<&'t str>> {
+        let mut rest = topic;
+        for level in self.between() {
+            if level == "#" {
+                return Some(None);
             }
-        })
+            let (name, after) = first_level(rest?);
+            if level != "+" && level != name {
+                return None;
+            }
+            rest = after;
+        }
+        Some(rest)
+    }
+
+    fn between(&self) -> impl Iterator<Item = &str> {
+        self.between.iter().flat_map(|between| between.split('/'))
+    }
+
+    /// The node under `key`, made where it is missing.
+    fn descend(&mut self, key: &str) -> &mut Self {
+        let (mut node, mut rest) = (self, Some(key));
+        while let Some(levels) = rest {
+            let (level, after) = first_level(levels);
+            let below = node.below.get_or_insert_with(|| Box::new(Below::new()));
+            node = match level {
+                "+" => below.plus.get_or_insert_with(|| Box::new(Self::EMPTY)),
+                "#" => below.hash.get_or_insert_with(|| Box::new(Self::EMPTY)),
+                _ => below.named.get_or_insert(level),
+            };
+            if node.is_empty() {
+                node.between = after.map(Into::into);
+                return node;
+            }
+            rest = node.part_from(after);
+        }
+        node
+    }
+
+    /// Ends the levels between where `key` differs from them: what stood here stands below then. What of `key` follows.
+    fn part_from<'k>(&mut self, key: Option<&'k str>) -> Option<&'k str> {
+        let Some(between) = self.between.take() else { return key };
+        let (mut ours, mut theirs) = (Some(&*between), key);
+        while let (Some(own), Some(key)) = (ours, theirs) {
+            let ((level, after), (other, after_other)) = (first_level(own), first_level(key));
+            if level != other {
+                break;
+            }
+            (ours, theirs) = (after, after_other);
+        }
+        if let Some(own) = ours {
+            let (level, after) = first_level(own);
+            let lower = Self { between: after.map(Into::into), value: self.value.take(), below: self.below.take() };
+            let common = (between.len() - own.len()).checked_sub(1);
+            self.between = common.and_then(|end| between.get(..end)).map(Into::into);
+            self.below = Some(Box::new(Below::of(level, lower)));
+        } else {
+            self.between = Some(between);
+        }
+        theirs
+    }
+
+    /// One that has no value takes in its only child.
+    fn join(&mut self) {
+        if self.value.is_some() || self.below.as_ref().is_none_or(|below| below.count() != 1) {
+            return;
+        }
+        let Some((level, child)) = self.below.take().and_then(|below| below.into_only()) else { return };
+        let levels = [self.between.as_deref(), Some(&*level), child.between.as_deref()];
+        let levels: Vec<_> = levels.into_iter().flatten().collect();
+        *self = Self { between: Some(levels.join("/").into()), ..child };
     }
 
     /// Takes out the child at `level`; the table of children goes with its last.
-    fn detach(&mut self, level: &str) -> Option<Self> {
-        let below = self.below.as_mut()?;
-        let child = match level {
-            "+" => mem::replace(&mut below.plus, Self::EMPTY),
-            "#" => mem::replace(&mut below.hash, Self::EMPTY),
-            _ => below.named.remove(level)?,
-        };
+    fn detach(&mut self, level: &str) {
+        let Some(below) = &mut self.below else { return };
+        match level {
+            "+" => below.plus = None,
+            "#" => below.hash = None,
+            _ => drop(below.named.remove(level)),
+        }
         if below.count() == 0 {
             self.below = None;
         }
-        Some(child)
     }
 
     fn named(&self) -> Children<'_, V> {
@@ -277,7 +380,7 @@ impl<V> Node<V> {
         while let Some(node) = waiting.pop() {
             let Some(below) = node.below else { continue };
             let Below { plus, hash, named } = *below;
-            waiting.extend([plus, hash].into_iter().filter(|node| !node.is_empty()));
+            waiting.extend([plus, hash].into_iter().flatten().map(|node| *node));
             match named {
                 Named::Few(list) => waiting.extend(list.into_iter().map(|(_, node)| node)),
                 Named::Many(table) => waiting.extend(table.into_values()),
@@ -288,11 +391,30 @@ impl<V> Node<V> {
 
 impl<V> Below<V> {
     fn new() -> Self {
-        Self { plus: Node::EMPTY, hash: Node::EMPTY, named: Named::Few(SmallVec::new()) }
+        Self { plus: None, hash: None, named: Named::Few(Vec::new()) }
+    }
+
+    /// With one child.
+    fn of(level: &str, child: Node<V>) -> Self {
+        match level {
+            "+" => Self { plus: Some(Box::new(child)), ..Self::new() },
+            "#" => Self { hash: Some(Box::new(child)), ..Self::new() },
+            _ => Self { named: Named::Few(vec![(level.into(), child)]), ..Self::new() },
+        }
+    }
+
+    /// The child of one that has no other, and its level.
+    fn into_only(self) -> Option<(Box<str>, Node<V>)> {
+        match self {
+            Self { plus: Some(child), .. } => Some(("+".into(), *child)),
+            Self { hash: Some(child), .. } => Some(("#".into(), *child)),
+            Self { named: Named::Few(list), .. } => list.into_iter().next(),
+            Self { named: Named::Many(table), .. } => table.into_iter().next(),
+        }
     }
 
     fn count(&self) -> usize {
-        usize::from(!self.plus.is_empty()) + usize::from(!self.hash.is_empty()) + self.named.len()
+        usize::from(self.plus.is_some()) + usize::from(self.hash.is_some()) + self.named.len()
     }
 }
 
@@ -411,7 +533,7 @@ impl<'a, V> Iterator for Walk<'a, V> {
         loop {
             let node = self.next_node()?;
             if let Some(below) = &node.below {
-                self.nodes.extend([&below.plus, &below.hash].into_iter().filter(|node| !node.is_empty()));
+                self.nodes.extend([&below.plus, &below.hash].into_iter().flatten().map(|node| &**node));
                 self.waiting.push(node.named());
             }
             if node.value.is_some() {
@@ -524,10 +646,9 @@ mod tests {
         for n in 1..10_000 {
             assert_eq!(trie.remove_topic(&name(&format!("fleet/{n}/state/{}", n % 7))), Some(n));
         }
-        let Named::Few(devices) = &trie.root.child("fleet").unwrap().below.as_ref().unwrap().named else {
-            panic!("one child should not be in a table");
-        };
-        assert_eq!((devices.len(), trie.iter().collect::<Vec<_>>()), (1, vec![&0]));
+        let last = trie.root.child("fleet").unwrap();
+        assert_eq!((last.between.as_deref(), last.below.is_none()), (Some("0/state/0"), true));
+        assert_eq!(trie.iter().collect::<Vec<_>>(), vec![&0]);
         trie.remove_topic(&name("fleet/0/state/0"));
         assert!(trie.root.is_empty());
     }
@@ -561,6 +682,22 @@ mod tests {
         assert_eq!(count, 256);
     }
 
+    /// Each node but the root has a value, or leads to several.
+    fn check_shape<V>(trie: &TopicTrie<V>) {
+        let mut waiting = vec![&trie.root];
+        let mut at_root = true;
+        while let Some(node) = waiting.pop() {
+            let below = node.below.as_deref();
+            let children = below.map_or(0, Below::count);
+            assert!(at_root || node.value.is_some() || children > 1, "{:?} has {children} children", node.between);
+            assert!(below.is_none() || children > 0);
+            at_root = false;
+            waiting
+                .extend(below.into_iter().flat_map(|below| [&below.plus, &below.hash]).flatten().map(|node| &**node));
+            waiting.extend(node.named().map(|(_, node)| node));
+        }
+    }
+
     proptest! {
         #[test]
         fn agrees_with_brute_force(
@@ -588,6 +725,8 @@ mod tests {
                 }
             }
             prop_assert_eq!((by_filter.len(), by_topic.len()), (filters.len(), topics.len()));
+            check_shape(&by_filter);
+            check_shape(&by_topic);
             let all: Vec<_> = topics.iter().map(ToString::to_string).collect();
             prop_assert_eq!(sorted(by_topic.iter()), sorted(all.iter()));
             for topic in &topics {

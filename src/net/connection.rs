@@ -27,7 +27,7 @@ use super::{
     transport::Transport,
 };
 use crate::{
-    broker::{self, Broker, Owner, Signal, Turn, is_of_broker},
+    broker::{self, Broker, Held, Owner, Signal, Turn, is_of_broker},
     clock,
     metrics::{Counts, Limit, Metrics},
     mqtt::{
@@ -65,6 +65,8 @@ pub(super) struct Connection {
     /// Packets and deliveries since the connection last rested.
     handled: usize,
     reader: Reader,
+    /// For the pages of the log that are not sent yet.
+    holds: Option<Held>,
     /// The session's log holds more than it may: its oldest messages are to be dropped.
     overfull: bool,
     /// The generation of the rules that what waits here was judged by.
@@ -115,6 +117,7 @@ impl Connection {
             sent: 0,
             handled: 0,
             reader: Reader::Closed,
+            holds: None,
             overfull: false,
             rules,
             judging: false,
@@ -570,6 +573,9 @@ impl Connection {
             self.turn.counts.bytes_sent += written? as u64;
             self.flushing = true;
             progress = Progress::Some;
+        }
+        if self.holds.is_some() && self.sent >= self.mail.len() {
+            self.holds = None;
         }
         if self.flushing && self.transport.poll_flush(cx)?.is_ready() {
             self.flushing = false;

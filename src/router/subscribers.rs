@@ -1,27 +1,43 @@
 //! The subscriptions to one filter: one, or a hundred thousand, in the order of their targets.
 //!
-//! Up to a block they are one list; beyond it, lists of at most a block each. So a change costs a search and a short move however many there
+//! Most filters have one, which stands right here. Up to a block they are one list; beyond it, lists of at most a block each. So a change costs a search and a short move however many there
 //! are, and a walk through all is one through arrays. Must not know filters.
 
 use super::{Subscription, Target};
 
 /// Subscriptions, at most one for each target.
 #[derive(Debug)]
+#[allow(clippy::box_collection, reason = "a filter with one subscriber pays nothing for those with many")]
 pub(super) enum Subscribers {
-    Few(Vec<Subscription>),
-    /// Each block has some, and all of it is below the next one. In a box, so that a filter with one subscriber pays nothing for it.
-    #[allow(clippy::box_collection)]
+    None,
+    One(Subscription),
+    Few(Box<Vec<Subscription>>),
+    /// Each block has some, and all of it is below the next one.
     Many(Box<Vec<Vec<Subscription>>>),
 }
 
 impl Subscribers {
     pub(super) fn new() -> Self {
-        Self::Few(Vec::new())
+        Self::None
     }
 
     /// Adds `subscription`, or replaces the one of its target. `true` where it is new.
     pub(super) fn insert(&mut self, subscription: Subscription) -> bool {
         let block = match self {
+            Self::None => {
+                *self = Self::One(subscription);
+                return true;
+            }
+            Self::One(one) if one.target == subscription.target => {
+                *one = subscription;
+                return false;
+            }
+            Self::One(one) => {
+                let mut few = vec![one.clone(), subscription];
+                few.sort_unstable_by_key(|one| one.target);
+                *self = Self::Few(Box::new(few));
+                return true;
+            }
             Self::Few(few) => few,
             Self::Many(blocks) => {
                 let at = block_of(blocks, subscription.target);
@@ -45,7 +61,7 @@ impl Subscribers {
             && few.len() > BLOCK
         {
             let upper = few.split_off(BLOCK);
-            *self = Self::Many(Box::new(vec![std::mem::take(few), upper]));
+            *self = Self::Many(Box::new(vec![std::mem::take(&mut **few), upper]));
         }
         new
     }
@@ -53,7 +69,19 @@ impl Subscribers {
     /// Removes that of `target`. `true` where there was one.
     pub(super) fn remove(&mut self, target: Target) -> bool {
         let blocks = match self {
-            Self::Few(few) => return take(few, target),
+            Self::None => return false,
+            Self::One(one) if one.target == target => {
+                *self = Self::None;
+                return true;
+            }
+            Self::One(_) => return false,
+            Self::Few(few) => {
+                let taken = take(few, target);
+                if few.len() <= 1 {
+                    *self = few.pop().map_or(Self::None, Self::One);
+                }
+                return taken;
+            }
             Self::Many(blocks) => blocks,
         };
         let at = block_of(blocks, target);
@@ -76,7 +104,7 @@ impl Subscribers {
             }
         }
         if blocks.len() <= 1 {
-            *self = Self::Few(blocks.pop().unwrap_or_default());
+            *self = Self::Few(Box::new(blocks.pop().unwrap_or_default()));
         }
         true
     }
@@ -92,6 +120,8 @@ impl Subscribers {
     /// All of them, a list at a time, in the order of their targets.
     pub(super) fn blocks(&self) -> impl Iterator<Item = &[Subscription]> {
         let (few, many) = match self {
+            Self::None => (&[][..], &[][..]),
+            Self::One(one) => (std::slice::from_ref(one), &[][..]),
             Self::Few(few) => (few.as_slice(), &[][..]),
             Self::Many(blocks) => (&[][..], blocks.as_slice()),
         };
@@ -113,10 +143,6 @@ fn put(block: &mut Vec<Subscription>, subscription: Subscription) -> bool {
             false
         }
         Err(at) => {
-            // Most filters have one subscriber.
-            if block.len() < 4 {
-                block.reserve_exact(1);
-            }
             block.insert(at, subscription);
             true
         }
@@ -210,7 +236,7 @@ mod tests {
         }
         check(&all, &model);
         model.keys().for_each(|session| assert!(all.remove(Target::Session(*session))));
-        assert!(matches!(&all, Subscribers::Few(few) if few.is_empty()));
+        assert!(matches!(&all, Subscribers::None));
         assert_eq!(size_of::<Subscribers>(), size_of::<Vec<Subscription>>());
     }
 }

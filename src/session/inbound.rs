@@ -118,6 +118,11 @@ impl Inbound {
         self.received.shrink_to_fit();
     }
 
+    /// Whether nothing of the client is kept beyond its connection.
+    pub(super) fn is_blank(&self) -> bool {
+        self.received.is_empty()
+    }
+
     pub(super) fn publish<'a>(&mut self, publish: Publish<'a>, terms: &Terms) -> Result<Request<'a>, Violation> {
         let alias = self.resolve(&publish)?;
         // Before the packet id is taken: else what is refused here would be a duplicate when it comes again.

@@ -40,6 +40,7 @@ mod neighbours;
 mod publish_rate;
 mod queues;
 mod replay;
+mod resuming;
 mod retain_source;
 mod scram;
 mod support;

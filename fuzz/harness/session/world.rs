@@ -255,7 +255,7 @@ impl World {
                 other => panic!("{other:?} in answer to {packet:?}"),
             }
         }
-        let keep_alive = self.session.terms().keep_alive_secs;
+        let keep_alive = self.session.terms().map_or(0, |terms| terms.keep_alive_secs);
         let deadline = (keep_alive > 0).then(|| self.now.plus_millis(u64::from(keep_alive) * 1500));
         assert!(self.link.is_none() || self.session.keep_alive_deadline() == deadline);
         Ok(())
@@ -680,7 +680,8 @@ impl World {
 
     fn drain(&mut self) -> Vec<Sent> {
         let bytes = take(&mut self.outbox);
-        read(&bytes, self.session.terms())
+        let none = Terms::default();
+        read(&bytes, self.session.terms().unwrap_or(&none))
     }
 
     /// Memory is bounded by what the connections agreed on.

@@ -9,8 +9,8 @@ use std::{
 use super::{super::*, connect};
 use crate::{
     mqtt::{
-        QoS, TopicName,
-        packet::{RetainHandling, Subscribe, Will},
+        Filter, QoS, TopicName,
+        packet::{RetainHandling, Subscribe, SubscriptionOptions, Will},
     },
     storage::{
         Config, Durability, EntryHead, Recovered, Table,
@@ -232,7 +232,7 @@ fn a_damaged_entry_of_a_log_is_passed_over() {
         }
         let (mut from, mut read) = (1, Vec::new());
         loop {
-            let page = world.broker.read_log(log, from).unwrap();
+            let page = world.broker.read_log(log, from, usize::MAX).unwrap();
             let Some(last) = page.last() else { break };
             from = last.seq() + 1;
             read.extend(page.iter().map(Delivery::seq));

@@ -14,10 +14,10 @@ use super::{super::*, connect};
 use crate::{
     broker::config::{Redeliver, SharedSubscriptions, Strategy as Way},
     mqtt::{
-        Message, Packet, QoS, TopicName, Version,
+        Filter, Message, Packet, QoS, TopicName, Version,
         codec::{Sender, decode},
         frame::{Cut, cut},
-        packet::{Ack, AckKind, RetainHandling, Subscribe},
+        packet::{Ack, AckKind, RetainHandling, Subscribe, SubscriptionOptions},
     },
     session::{Delivered, Limits, Request, limits::QueueFull},
     storage::{Config as StoreConfig, Durability, EntryHead, MemoryEngine, Recovered},
@@ -27,8 +27,8 @@ use crate::{
 type Name = (usize, u64);
 
 fn receiver(broker: &Broker, session: u64, client_id: Arc<str>) -> Receiver {
-    let (limits, queues) = (broker.queue_limits(), broker.queues.clone());
-    Receiver::new(session, client_id, Identity::ANONYMOUS, false, limits, queues, mailbox::Extent::default())
+    let queues = broker.queues.clone();
+    Receiver::new(session, client_id, Identity::ANONYMOUS, false, queues, mailbox::Extent::default())
 }
 
 struct Member {
@@ -162,11 +162,12 @@ impl World {
         let mut client = Client {
             session,
             receiver: Arc::new(receiver),
-            subscriptions: BTreeMap::new(),
+            subscriptions: Subscriptions::default(),
             replays: Default::default(),
             will: None,
             stored: false,
             disconnected_at: None,
+            said: Default::default(),
         };
         self.broker.dispatch(&mut client, &mut turn, now);
         self.broker.finish(&mut turn);

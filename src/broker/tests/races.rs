@@ -17,8 +17,8 @@ use std::{
 use super::{super::*, connect};
 use crate::{
     mqtt::{
-        Message, QoS, TopicName, Version,
-        packet::{RetainHandling, Subscribe, Unsubscribe},
+        Filter, Message, QoS, TopicName, Version,
+        packet::{RetainHandling, Subscribe, SubscriptionOptions, Unsubscribe},
     },
     session::{Delivered, Request},
     storage::{Config, Durability},
@@ -50,8 +50,8 @@ fn message(number: u64) -> Arc<Message> {
     })
 }
 
-fn receiver(logged: bool, limits: queues::Limits) -> Receiver {
-    Receiver::new(1, "c".into(), Identity::ANONYMOUS, logged, limits, Arc::default(), mailbox::Extent::default())
+fn receiver(logged: bool) -> Receiver {
+    Receiver::new(1, "c".into(), Identity::ANONYMOUS, logged, Arc::default(), mailbox::Extent::default())
 }
 
 fn number(delivery: &Delivery) -> u64 {
@@ -91,8 +91,7 @@ impl Wake for Bell {
 #[test]
 fn a_mailbox_wakes_its_receiver() {
     for _ in 0..20 {
-        let limits = queues::Limits { messages: 0, bytes: 0, full: Default::default() };
-        let receiver = Arc::new(receiver(false, limits));
+        let receiver = Arc::new(receiver(false));
         let signal = Arc::new(Signal::default());
         receiver.online(signal.clone(), 0, 0);
         thread::scope(|scope| {
@@ -134,8 +133,7 @@ fn a_mailbox_wakes_its_receiver() {
 #[test]
 fn a_mailbox_that_fell_behind_opens_again() {
     let broker = broker();
-    let limits = queues::Limits { messages: 0, bytes: 0, full: Default::default() };
-    let receiver = Arc::new(receiver(true, limits));
+    let receiver = Arc::new(receiver(true));
     let signal = Arc::new(Signal::default());
     receiver.online(signal.clone(), 0, 0);
     let (mut opened, mut seen) = (0, 0);
@@ -179,7 +177,7 @@ fn a_mailbox_that_fell_behind_opens_again() {
                     while broker.when_committed(commit, &waker) == crate::session::Commit::Pending {
                         bell.wait();
                     }
-                    for delivery in broker.read_log(1, seen + 1).expect("it can be read") {
+                    for delivery in broker.read_log(1, seen + 1, usize::MAX).expect("it can be read") {
                         assert_eq!(delivery.seq(), seen + 1, "a gap in the log");
                         seen = delivery.seq();
                     }
@@ -358,8 +356,8 @@ fn a_group_that_fell_behind_reads_its_log() {
         let subscribe = Subscribe { packet_id: PacketId::MIN, subscription_id: None, filters };
         broker.subscribe(client, &mut turn, subscribe, 0, now);
         drop(owner);
-        let (limits, extent) = (broker.queue_limits(), mailbox::Extent::default());
-        let publisher = Receiver::new(9, "p".into(), Identity::ANONYMOUS, false, limits, Arc::default(), extent);
+        let extent = mailbox::Extent::default();
+        let publisher = Receiver::new(9, "p".into(), Identity::ANONYMOUS, false, Arc::default(), extent);
         let mut owner =
             broker.registry.claim(&broker, &"p".into(), &Identity::ANONYMOUS, &signal).await.expect("alone");
         begin(&broker, &mut owner, &signal, 0);

@@ -15,8 +15,8 @@ use std::{
 use super::{super::*, connect};
 use crate::{
     mqtt::{
-        Message, QoS, TopicName, Version,
-        packet::{RetainHandling, Subscribe},
+        Filter, Message, QoS, TopicName, Version,
+        packet::{RetainHandling, Subscribe, SubscriptionOptions},
     },
     session::{Delivered, Limits, limits::QueueFull},
     storage::{self, Durability, Engine, MemoryEngine, Ops, Table},
@@ -205,7 +205,9 @@ fn one_that_is_stuck_keeps_no_other() {
         let extent = stuck.client.as_ref().expect("connected").receiver.extent();
         assert_eq!((extent.head, extent.tail, extent.beyond), (0, 10_000, 9_999));
         assert_eq!(extent.appended - extent.settled, one, "bytes");
-        let page = second.read_log(stuck.client.as_ref().expect("connected").session.id, 1).expect("it can be read");
+        let page = second
+            .read_log(stuck.client.as_ref().expect("connected").session.id, 1, usize::MAX)
+            .expect("it can be read");
         assert_eq!(page.first().map(Delivery::seq), Some(1));
         // The session ends: what is settled is not released once more.
         stuck.client.as_mut().expect("connected").session.expiry_secs = 0;

@@ -9,11 +9,9 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokio::task::JoinHandle;
-
 use super::{Connection, Ended, OUTBOX_MAX};
 use crate::{
-    broker::{Broker, Client, LogError, Turn, is_of_broker},
+    broker::{Broker, Client, LogPage, Reading, Turn, is_of_broker},
     clock,
     metrics::DropReason,
     mqtt::Timestamp,
@@ -29,7 +27,7 @@ pub(super) enum Reader {
     /// Read up to `read`; waits for the commit that holds the log's end.
     Waiting { read: u64, tail: u64, commit: u64 },
     /// A page after `read` is on its way.
-    Reading { read: u64, tail: u64, page: JoinHandle<Result<Vec<Delivery>, LogError>> },
+    Reading { read: u64, tail: u64, page: Reading },
     /// All up to `read` stands in the mail.
     Page { read: u64 },
 }
@@ -205,7 +203,8 @@ impl Connection {
             match &mut self.reader {
                 Reader::Closed => return Ok(false),
                 Reader::Page { read } => {
-                    if client.session.room() == 0 && !self.overfull {
+                    let waits = client.session.room() == 0 || !self.outbox.is_empty() && self.broker.pages_are_scarce();
+                    if waits && !self.overfull {
                         return Ok(false);
                     }
                     // What the session knows is not read again, however often the mailbox falls behind.
@@ -223,16 +222,16 @@ impl Connection {
                         // What failed before the store was mended is not in the log.
                         Commit::Failed | Commit::Done => {}
                     }
-                    let (broker, log) = (self.broker.clone(), client.session.id);
-                    let page = tokio::task::spawn_blocking(move || broker.read_log(log, read + 1));
+                    let page = self.broker.read_log_page(client.session.id, read + 1);
                     self.reader = Reader::Reading { read, tail, page };
                 }
                 Reader::Reading { read, tail, page } => {
-                    let Poll::Ready(entries) = Pin::new(page).poll(cx) else { return Ok(false) };
+                    let Poll::Ready(page) = Pin::new(page).poll(cx) else { return Ok(false) };
                     let (read, tail) = (*read, *tail);
-                    let entries = entries
+                    let LogPage { deliveries: entries, held } = page
                         .map_err(|error| Ended::LogUnreadable(error.to_string()))?
                         .map_err(|error| Ended::LogUnreadable(error.to_string()))?;
+                    self.holds = Some(held.and(self.holds.take()));
                     // Only an empty page says that nothing is left up to the tail.
                     let end = entries.last().map_or(tail, Delivery::seq);
                     self.page_came(read, end, entries);

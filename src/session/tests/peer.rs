@@ -15,6 +15,8 @@ use crate::mqtt::{
 /// A session with its peer. Words of a script: see [`Peer::step`].
 pub(super) struct Peer {
     pub(super) session: Session,
+    /// Of the last connection.
+    terms: Terms,
     pub(super) outbox: Outbox,
     pub(super) now: Timestamp,
     /// Commits up to it are durable.
@@ -27,6 +29,7 @@ impl Peer {
         let expiry = if logged { 3600 } else { 0 };
         let mut peer = Self {
             session: Session::new(7, "c".into(), expiry),
+            terms: terms.clone(),
             outbox: Outbox::new(terms.version),
             now: Timestamp(1_000_000),
             done: 0,
@@ -39,6 +42,7 @@ impl Peer {
     fn connect(&mut self, terms: Terms) -> String {
         self.outbox = Outbox::new(terms.version);
         self.outbox.set_maximum_packet_size(terms.maximum_packet_size);
+        self.terms = terms.clone();
         let too_large = self.session.connected(terms, self.now, &mut self.outbox);
         if too_large.is_empty() { String::new() } else { format!("too large {}", too_large.len()) }
     }
@@ -93,7 +97,7 @@ impl Peer {
             "connect" => {
                 let send_maximum = words.get(1).and_then(|word| word.parse().ok()).unwrap_or(u16::MAX);
                 let maximum_packet_size = words.get(2).and_then(|word| word.parse().ok()).unwrap_or(u32::MAX);
-                self.connect(Terms { send_maximum, maximum_packet_size, ..self.session.terms().clone() })
+                self.connect(Terms { send_maximum, maximum_packet_size, ..self.terms.clone() })
             }
             "later" => {
                 self.now = self.now.plus_secs(number(1));
