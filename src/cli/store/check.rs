@@ -25,7 +25,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let held = args.data.hold_to_read()?;
     let snapshot = Snapshot::open(&held.dir, &Config::default()).map_err(|error| match error {
         Error::Engine { .. } => {
-            Failure::Failed(format!("{}: the store cannot be read at all: {}", held.dir.display(), in_full(&error)))
+            // A start mends what a power cut has left; a check changes nothing.
+            let hint = "where the machine has lost power, start the broker once: it cuts off what was not synced";
+            let dir = held.dir.display();
+            Failure::Failed(format!("{dir}: the store cannot be read at all: {}; {hint}", in_full(&error)))
         }
         error => Failure::failed(error),
     })?;
