@@ -1,55 +1,16 @@
 //! Steps of the wall clock: the broker goes by what a steady clock adds.
-//!
-//! The broker's own idea of the wall time is shifted by a library that is loaded before the C library; its log shows the shift.
-
-use std::{path::PathBuf, process::Command};
 
 use crate::support::{
-    Broker, Client, Connect, Setup, Value, Will,
+    Broker, Client, Connect, Setup, Value, WallClock, Will,
     client::publish_of,
     eventually,
     wire::{Publish, property},
 };
 
-/// Adds the seconds that the file of `PINNACE_TEST_CLOCK` holds to CLOCK_REALTIME.
-const SHIM: &str = r#"
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-int clock_gettime(clockid_t id, struct timespec *time) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
-    int result = real(id, time);
-    const char *path = getenv("PINNACE_TEST_CLOCK");
-    FILE *file = id == CLOCK_REALTIME && path ? fopen(path, "r") : NULL;
-    if (file) {
-        long shift = 0;
-        if (fscanf(file, "%ld", &shift) == 1) time->tv_sec += shift;
-        fclose(file);
-    }
-    return result;
-}
-"#;
-
-fn shim(setup: &Setup) -> PathBuf {
-    let source = setup.file("shim.c", SHIM);
-    let library = setup.dir().join("shim.so");
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let built = Command::new(compiler).args(["-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-ldl").output();
-    let built = built.expect("a C compiler, as the store's engine needs one too");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    library
-}
-
-/// A broker whose wall clock is shifted by the seconds in the file that is returned.
-fn start() -> (Broker, PathBuf) {
-    let setup = Setup::new();
-    let shift = setup.file("shift", "0");
-    let library = shim(&setup);
-    let setup = setup.env("LD_PRELOAD", library.to_str().unwrap());
-    (setup.env("PINNACE_TEST_CLOCK", shift.to_str().unwrap()).start(), shift)
+/// A broker whose wall clock can be set.
+fn start() -> (Broker, WallClock) {
+    let (clock, setup) = WallClock::of(Setup::new());
+    (setup.start(), clock)
 }
 
 /// The wall clock jumps by ten years, forth and back, with clients, a delayed will, a session and messages that expire: nobody is disconnected, and
@@ -57,7 +18,7 @@ fn start() -> (Broker, PathBuf) {
 #[test]
 fn a_step_of_the_wall_clock_changes_nothing() {
     const YEARS: i64 = 10 * 31_556_952;
-    let (broker, shift) = start();
+    let (broker, clock) = start();
     let mut watcher = broker.connect(&Connect::v5("watcher").keep_alive(60));
     watcher.subscribe("will", 1);
     let mut publisher = broker.connect(&Connect::v4("publisher").keep_alive(60));
@@ -72,7 +33,7 @@ fn a_step_of_the_wall_clock_changes_nothing() {
 
     let year = 1970 + std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs() as i64 / 31_556_952;
     for years in [10, -10, 0] {
-        std::fs::write(&shift, (years / 10 * YEARS).to_string()).unwrap();
+        clock.ahead(years / 10 * YEARS);
         let from = broker.log_len();
         broker.wait_log_from(from, "that the clock was set", |line| line.contains(SET));
         broker.v5("passing").disconnect();
@@ -135,7 +96,7 @@ fn left(message: &Publish) -> (&str, u32) {
 #[test]
 fn the_time_that_the_broker_was_down_counts() {
     for clean in [false, true] {
-        let (mut broker, shift) = start();
+        let (mut broker, clock) = start();
         let watch = kept("watcher", 100_000);
         broker.connect(&watch).subscribe("will/#", 1);
         let (short, long) = (kept("short", 1_000), kept("long", 10_000));
@@ -158,7 +119,7 @@ fn the_time_that_the_broker_was_down_counts() {
         let _died = broker.connect(&Connect::v5("c").expiry(5_000).will(will("died", 0)));
         broker.until_status("sessions_expired", |count| count == 0);
         end(&mut broker, clean);
-        std::fs::write(&shift, "2000").unwrap();
+        clock.ahead(2_000);
         broker.restart();
         assert!(!broker.connect(&short).session_present());
         let mut client = broker.connect(&long);
@@ -195,14 +156,14 @@ fn the_time_that_the_broker_was_down_counts() {
 #[test]
 fn a_wall_clock_that_is_wrong_at_a_start_expires_nothing_and_keeps_nothing() {
     for clean in [false, true] {
-        let (mut broker, shift) = start();
+        let (mut broker, clock) = start();
         let sleeper = kept("sleeper", 100_000);
         broker.connect(&sleeper).subscribe("t", 1);
         publish_expiring(&mut broker.v5("publisher"), "t", "x", 50_000, false);
         let restarted = |broker: &mut Broker, secs: i64, said: &str| {
             end(broker, clean);
             let from = broker.log_len();
-            std::fs::write(&shift, secs.to_string()).unwrap();
+            clock.ahead(secs);
             broker.restart();
             if said.is_empty() {
                 assert!(!broker.log_lines()[from..].iter().any(|line| line.contains("wall clock")));
@@ -222,7 +183,7 @@ fn a_wall_clock_that_is_wrong_at_a_start_expires_nothing_and_keeps_nothing() {
         // Where the time goes on from the last note, that may be a minute old after a kill.
         assert!((49_900..=50_060).contains(&secs), "{secs}");
         let from = broker.log_len();
-        std::fs::write(&shift, "0").unwrap();
+        clock.ahead(0);
         broker.wait_log_from(from, "that the clock was set", |line| line.contains(SET));
         // Its CONNACK waits for what was written before, the note of that.
         broker.connect(&kept("other", 1_000)).disconnect();

@@ -1,7 +1,7 @@
 //! What an acknowledgement promises: `kill -9` at any moment, and what was acknowledged is there.
 
 use crate::support::{
-    Broker, Connect, Packet, Setup, Value, Will,
+    Broker, Connect, Disk, Packet, Random, Setup, Value, Will,
     broker::find,
     client::{Client, publish_of},
     eventually,
@@ -78,6 +78,7 @@ fn a_topic_may_be_kept_less_well_or_better_than_the_store() {
         let sleeper = Connect::v5("sleeper").persistent();
         let mut client = broker.connect(&sleeper);
         client.subscribe_all(&[("t/#", 1), ("other", 1)]);
+        client.nothing();
         client.disconnect();
         let mut publisher = broker.v5("publisher");
         let syncs = |broker: &Broker| find(&broker.status(), "syncs").and_then(serde_json::Value::as_u64).unwrap();
@@ -101,6 +102,38 @@ fn a_topic_may_be_kept_less_well_or_better_than_the_store() {
         late.subscribe("#", 1);
         assert_eq!([(); 3].map(|()| late.text()), ["second"; 3]);
     }
+}
+
+/// A power cut takes of what was acknowledged only what a rule keeps by the operating system, and of that only what came after the last message
+/// that is kept better.
+#[test]
+fn a_power_cut_takes_what_a_rule_allows_it_to_take() {
+    let mut random = Random::seeded("a_power_cut_takes_what_a_rule_allows_it_to_take");
+    let rules = "[[durability.rule]]\nfilter = \"os/#\"\nlevel = \"os\"\n";
+    let (mut disk, setup) = Disk::below(Setup::new().durability("fsync").config(rules));
+    let mut broker = setup.start();
+    let sleeper = Connect::v5("sleeper").persistent();
+    broker.connect(&sleeper).subscribe("#", 1);
+    let mut lost = 0;
+    for _ in 0..5 {
+        let mut publisher = broker.v5("publisher");
+        (0..20u8).for_each(|n| publisher.publish("os/a", [n; 500], 1));
+        publisher.publish("b", "kept", 1);
+        (20..40u8).for_each(|n| publisher.publish("os/a", [n; 500], 1));
+        broker.kill9();
+        assert!(disk.cut(&mut random).unsynced > 10_000);
+        broker.restart();
+        let mut client = broker.connect(&sleeper);
+        assert!(client.session_present());
+        (0..20).for_each(|n| assert_eq!(client.message().payload, [n; 500]));
+        assert_eq!(client.text(), "kept");
+        broker.v5("publisher").publish("b", "last", 1);
+        let left = std::iter::from_fn(|| Some(client.message().payload).filter(|payload| payload != b"last")).count();
+        lost += 20 - left;
+        client.ping();
+        client.disconnect();
+    }
+    assert!(lost > 0, "nothing is lost after five power cuts");
 }
 
 /// The packet id of a QoS 2 message to a kept session comes from its log: were the entry lost in a power cut, a durable message would get that id

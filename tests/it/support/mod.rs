@@ -7,6 +7,7 @@
 pub mod broker;
 pub mod certs;
 pub mod client;
+pub mod clock;
 pub mod disk;
 pub mod scram;
 pub mod tools;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 pub use broker::{Broker, Setup};
 pub use client::{Client, Connect, Lost, Will};
+pub use clock::WallClock;
 pub use disk::Disk;
 pub use wire::{Packet, Value};
 
