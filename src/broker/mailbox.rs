@@ -335,9 +335,18 @@ impl Receiver {
         Some(if was_behind { None } else { inbox.signal.clone() })
     }
 
-    /// Whether there is room in the log for something retained.
-    pub fn takes_replayed(&self) -> bool {
-        self.inbox.lock().takes_replayed(0, self)
+    /// How many retained messages, and bytes of them, are to be appended to the log now.
+    pub fn replay_room(&self) -> (usize, usize) {
+        let inbox = self.inbox.lock();
+        let left = |limit: u64, held: u64| if limit > 0 { limit.saturating_sub(held) } else { u64::MAX };
+        let waiting = inbox.log.waiting();
+        let messages = left(self.queues.limits.messages, waiting).min(REPLAYED_AT_ONCE);
+        let bytes = left(self.queues.limits.bytes, inbox.held());
+        if !inbox.takes_replayed(0, self) || waiting.min(inbox.replayed()) > REPLAYED_AHEAD - REPLAYED_AT_ONCE {
+            return (0, 0);
+        }
+        let at_least_one = |most: u64| usize::try_from(most).unwrap_or(usize::MAX).max(1);
+        (at_least_one(messages), at_least_one(bytes))
     }
 
     fn append_to(
@@ -712,84 +721,13 @@ pub(super) fn delivery(message: &Arc<Message>, qos: QoS, retain: bool, ids: Opti
 /// How much of its log a mailbox holds in memory before it falls behind.
 const HELD_MESSAGES: usize = 4096;
 const HELD_BYTES: usize = 1 << 20;
-/// Something retained is appended to a log while less than this waits in it.
+/// Something retained is appended to a log while less than this waits in it, or less of what is retained, and about so much at once.
 const REPLAYED_AHEAD: u64 = 256;
+const REPLAYED_AT_ONCE: u64 = 128;
 /// How many messages a connection takes at most at once from a queue that drops its oldest.
 const TAKEN_AT_ONCE: usize = 64;
 /// What a connected client, or a shared group with a member that has room, may have waiting although all queues together are full.
 pub(super) const SERVED_BYTES: u64 = 64 * 1024;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_queue_is_full_of_what_waits() {
-        #[track_caller]
-        fn check((tail, head, beyond): (u64, u64, u64), expected: bool) {
-            let waiting = Extent { tail, head, beyond, ..Extent::default() }.waiting();
-            let limits = |messages| Limits { messages, bytes: 0, full: QueueFull::Refuse };
-            assert_eq!(limits(10).are_reached(waiting, u64::MAX / 2, 1), expected);
-            assert!(!limits(0).are_reached(waiting, u64::MAX / 2, 1), "no limit");
-        }
-        check((9, 0, 0), false);
-        check((10, 0, 0), true);
-        check((110, 100, 0), true);
-        check((110, 100, 1), false);
-        // One that is stuck, and all behind it settled.
-        check((1_000_000, 0, 999_999), false);
-    }
-
-    fn receiver(limits: (u64, u64), log: Extent) -> Receiver {
-        let limits = Limits { messages: limits.0, bytes: limits.1, full: QueueFull::DropOldest };
-        let queues = Arc::new(Queues::new(limits, 0));
-        Receiver::new(1, "c".into(), Identity::ANONYMOUS, log.tail > 0, queues, log)
-    }
-
-    fn of_size(payload: usize) -> Delivery {
-        let message = Message {
-            topic: crate::mqtt::TopicName::parse("t").expect("a topic"),
-            payload: vec![0; payload].into(),
-            qos: QoS::AtLeastOnce,
-            retain: false,
-            properties: Box::default(),
-            expires_at: None,
-            publisher: 0,
-        };
-        delivery(&Arc::new(message), QoS::AtLeastOnce, false, None)
-    }
-
-    /// A log that is too long as its client comes is cut, although it was asked to before: nobody may have been there to do so.
-    #[test]
-    fn who_comes_is_told_that_its_log_is_too_long() {
-        for (tail, expected) in [(10, 0), (11, Signal::OVERFULL)] {
-            let receiver = receiver((10, 0), Extent { tail, ..Extent::default() });
-            receiver.inbox.lock().asked = true;
-            let signal = Arc::new(Signal::default());
-            receiver.online(signal.clone(), 0, 0);
-            assert_eq!(signal.take(Waker::noop()), expected);
-            assert_eq!(receiver.inbox.lock().asked, tail == 11);
-        }
-    }
-
-    /// What does not fit beside what a connection has in hand is refused; what waits stays.
-    #[test]
-    fn nothing_is_dropped_in_vain() {
-        let each = of_size(1000).message.size() as u64;
-        let receiver = receiver((0, 4 * each), Extent::default());
-        receiver.online(Arc::default(), 0, 0);
-        let put = |payload| {
-            let mut dropped = 0;
-            (matches!(receiver.put(of_size(payload), |_| dropped += 1), Put::Queued(_)), dropped)
-        };
-        for _ in 0..4 {
-            assert_eq!(put(1000), (true, 0));
-        }
-        let mut mail = VecDeque::new();
-        assert!(!receiver.take(&mut mail), "no log");
-        assert_eq!(mail.len(), 2, "half of what may wait");
-        assert_eq!(put(2500), (false, 0), "two are in hand");
-        assert_eq!(put(1500), (true, 2));
-        assert_eq!(put(1000), (true, 1));
-    }
-}
+mod tests;

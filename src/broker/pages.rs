@@ -1,4 +1,4 @@
-//! Pages of logs on their way to clients: however many come back at once, a bounded part of what waits on the disk is in memory.
+//! Pages on their way from the store to clients: however many come back at once, a bounded part of what waits on the disk is in memory.
 //!
 //! Must not know what a page holds, nor how it is sent.
 
@@ -49,9 +49,9 @@ pub struct Held {
 }
 
 /// A page that is being read.
-pub struct Reading(Pin<Box<Read>>);
+pub struct Reading<T = LogPage>(Pin<Box<Read<T>>>);
 
-type Read = dyn Future<Output = Result<Result<LogPage, LogError>, JoinError>> + Send;
+type Read<T> = dyn Future<Output = Result<Result<T, LogError>, JoinError>> + Send;
 
 impl Pages {
     pub(super) fn new(most: u64) -> Self {
@@ -92,15 +92,15 @@ impl Drop for Held {
     }
 }
 
-impl Future for Reading {
-    type Output = Result<Result<LogPage, LogError>, JoinError>;
+impl<T> Future for Reading<T> {
+    type Output = Result<Result<T, LogError>, JoinError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.0.as_mut().poll(cx)
     }
 }
 
-impl fmt::Debug for Reading {
+impl<T> fmt::Debug for Reading<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Reading")
     }
@@ -111,15 +111,25 @@ impl Broker {
     /// entry, if there is one, and as many more as there is room for.
     #[must_use]
     pub fn read_log_page(self: &Arc<Self>, id: u64, from: u64) -> Reading {
+        self.read_in_turn(move |broker| {
+            let mut held = broker.pages.take();
+            let deliveries = broker.read_log(id, from, held.bytes)?;
+            held.set(deliveries.iter().map(|delivery| delivery.message.size()).sum());
+            Ok(LogPage { deliveries, held })
+        })
+    }
+
+    /// Lets `read` block, off the runtime's threads and in its turn.
+    pub(super) fn read_in_turn<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Self) -> Result<T, LogError> + Send + 'static,
+    ) -> Reading<T> {
         let broker = self.clone();
         Reading(Box::pin(async move {
             let turn = broker.pages.readers.clone().acquire_owned().await;
-            let mut held = broker.pages.take();
             spawn_blocking(move || {
                 let _turn = turn;
-                let deliveries = broker.read_log(id, from, held.bytes)?;
-                held.set(deliveries.iter().map(|delivery| delivery.message.size()).sum());
-                Ok(LogPage { deliveries, held })
+                read(&broker)
             })
             .await
         }))

@@ -9,10 +9,10 @@ use crate::{
     metrics::DropReason,
     mqtt::{Filter, QoS, Shown, Timestamp, TopicName, packet::SubscriptionOptions, topic_map::Place},
     session::Delivery,
-    storage::{self, Author, StoredSubscription},
+    storage::{Author, Batch, StoredSubscription},
 };
 
-use super::{Broker, Client, Throttle, Turn, mailbox::delivery, publish::lower, retained::Kept};
+use super::{Broker, Client, LogError, Reading, Throttle, Turn, mailbox::delivery, publish::lower, retained::Kept};
 
 /// What a subscription is still to be sent.
 #[derive(Debug)]
@@ -96,22 +96,33 @@ impl Client {
         Some(StoredSubscription { filter: filter.to_string(), options, subscription_id, replay })
     }
 
-    /// Whether something retained is to be sent now: the SUBACK before it has left, and there is room, in the window or in the log.
+    /// How large a page of what is retained is to be (messages, bytes), once the SUBACK has left: about as large as there is room in the window, or
+    /// in the log. None where there is no room, or nothing is to be sent.
     #[must_use]
-    pub fn can_replay(&self) -> bool {
-        let Some(replay) = self.replays.front().filter(|replay| self.session.has_left(replay.gate)) else {
-            return false;
+    pub fn replay_room(&self) -> Option<(usize, usize)> {
+        let replay = self.replays.front().filter(|replay| self.session.has_left(replay.gate))?;
+        let room = match self.subscriptions.get(&replay.filter)?.0.qos {
+            QoS::AtMostOnce => (usize::MAX, usize::MAX),
+            _ if self.session.logged => self.receiver.replay_room(),
+            _ => match self.direct_room() {
+                0 => (0, 0),
+                // Each page may have to be read: while it is, what comes live takes the room.
+                room => (room.max(PAGE_AT_LEAST), usize::MAX),
+            },
         };
-        match self.subscriptions.get(&replay.filter) {
-            Some((options, _)) if options.qos == QoS::AtMostOnce => true,
-            _ if self.session.logged => self.receiver.takes_replayed(),
-            _ => self.session.room() > 0,
-        }
+        (room.0 > 0).then_some(room)
     }
 
-    /// What of `page` is not sent yet is what its replay goes on with.
-    pub fn move_replay(&mut self, page: &Page) {
-        match (page.place(), self.replays.front_mut().filter(|replay| page.is_of(replay))) {
+    /// How many messages that no log holds may be sent at QoS 1 and 2.
+    fn direct_room(&self) -> usize {
+        // They have half of the packet ids.
+        self.session.room().min(DIRECT_IDS.saturating_sub(self.session.in_flight()))
+    }
+
+    /// What of `page` is not taken is what its replay goes on with.
+    fn move_replay(&mut self, page: &Page) {
+        let place = page.kept.front().map(|kept| Place::at(&kept.topic)).or_else(|| page.next.clone());
+        match (place, self.replays.front_mut().filter(|replay| page.is_of(replay))) {
             (Some(place), Some(replay)) => replay.from = place,
             (None, Some(_)) => drop(self.replays.pop_front()),
             (_, None) => {}
@@ -120,8 +131,14 @@ impl Client {
 }
 
 impl Page {
-    /// The next delivery, once the page is [`PageIs::Ready`].
-    pub fn front(&mut self) -> Option<Delivery> {
+    /// Whether something is left of it.
+    #[must_use]
+    pub fn is_left(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    /// The next delivery.
+    fn front(&mut self) -> Option<Delivery> {
         while let Some(message) = self.kept.front()?.message.as_ref() {
             if self.not_from != Some(message.publisher) {
                 let qos = lower(message.qos, self.options.qos);
@@ -132,35 +149,20 @@ impl Page {
         None
     }
 
-    /// How many of its messages are not sent yet.
-    #[must_use]
-    pub fn left(&self) -> usize {
-        self.kept.len()
-    }
-
-    /// The next delivery is sent, or given up.
-    pub fn pop(&mut self) {
-        self.kept.pop_front();
-    }
-
-    /// Where what is not sent begins.
-    fn place(&self) -> Option<Place> {
-        self.kept.front().map(|kept| Place::at(&kept.topic)).or_else(|| self.next.clone())
-    }
-
     fn is_of(&self, replay: &Replay) -> bool {
         replay.gate == self.gate && replay.filter == self.filter
     }
 }
 
 impl Broker {
-    /// The next page of what `client` is to be sent.
+    /// The next page of what `client` is to be sent, about as large as there is room.
     #[must_use]
     pub fn replay_page(&self, client: &Client, now: Timestamp) -> Option<Page> {
+        let room = client.replay_room()?;
         let &Replay { ref filter, ref from, since, gate } = client.replays.front()?;
         let (options, id) = *client.subscriptions.get(filter)?;
         let rules = self.auth.generation();
-        let (kept, next, seen) = self.retained.page(&filter.filter, from, since, now);
+        let (kept, next, seen) = self.retained.page(&filter.filter, from, since, room, now);
         let ids = (id > 0).then(|| Arc::from([id]));
         let not_from = options.no_local.then_some(client.session.id);
         let filter = filter.clone();
@@ -177,11 +179,13 @@ impl Broker {
         if page.kept.iter().all(|kept| kept.message.is_some()) { PageIs::Ready } else { PageIs::Unread }
     }
 
-    /// Reads what is missing of `page`. Blocks on the disk. A message that cannot be read is passed over.
-    ///
-    /// # Errors
-    /// The store cannot be read.
-    pub fn read_page(&self, page: &mut Page) -> Result<(), storage::Error> {
+    /// Reads what is missing of `page`, off the runtime's threads and in its turn. A message that cannot be read is passed over.
+    #[must_use]
+    pub fn read_page(self: &Arc<Self>, mut page: Page) -> Reading<Page> {
+        self.read_in_turn(move |broker| broker.fill_page(&mut page).map(|()| page))
+    }
+
+    pub(super) fn fill_page(&self, page: &mut Page) -> Result<(), LogError> {
         let missing: Vec<&TopicName> =
             page.kept.iter().filter(|kept| kept.message.is_none()).map(|kept| &kept.topic).collect();
         let mut read = self.store.read_retained(&missing)?.into_iter();
@@ -205,36 +209,55 @@ impl Broker {
         Ok(())
     }
 
-    /// Appends what of `page` the log of `client` is to hold, as far as there is room: it survives the connection, and QoS 2 a crash. How far it came
-    /// is stored with it. Gives what is to be sent at QoS 0.
+    /// Takes what of `page` there is room for; the replay goes on behind it. Gives what is to be sent now. The rest is appended to the log of a session
+    /// that the store keeps, with how far it came: that survives the connection, and QoS 2 a crash.
     #[must_use]
-    pub fn log_page(&self, client: &mut Client, turn: &mut Turn, page: &mut Page, now: Timestamp) -> Vec<Delivery> {
+    pub fn take_page(&self, client: &mut Client, turn: &mut Turn, page: &mut Page, now: Timestamp) -> Vec<Delivery> {
         let mut direct = Vec::new();
-        let before = page.kept.len();
-        self.store.write(|batch| {
-            // Whatever replaces it from here on comes behind it in the log.
-            self.retained.refresh(&mut page.kept, &mut page.seen, page.since, now);
-            self.judge(client, turn, page, now);
-            while let Some(delivery) = page.front() {
-                if delivery.qos == QoS::AtMostOnce {
-                    direct.push(delivery);
-                } else {
-                    let body = batch.body(&delivery.message, 1);
-                    let Some(signal) = client.receiver.append_replayed(batch, &body, &delivery) else { break };
-                    batch.require_durable();
-                    turn.counts.messages_queued += 1;
-                    turn.touch(signal);
-                }
-                page.pop();
+        if client.session.logged {
+            self.store.write(|batch| self.log_page(client, turn, page, batch, &mut direct, now));
+        } else {
+            let mut room = client.direct_room();
+            while let Some(delivery) = page.front()
+                && (delivery.qos == QoS::AtMostOnce || room > 0)
+            {
+                room -= usize::from(delivery.qos != QoS::AtMostOnce);
+                direct.push(delivery);
+                page.kept.pop_front();
             }
-            if page.kept.len() < before || page.kept.is_empty() {
-                client.move_replay(page);
-                if let Some(stored) = client.stored_subscription(&page.filter) {
-                    batch.put_subscription(client.session.id, &stored);
-                }
-            }
-        });
+            client.move_replay(page);
+        }
         direct
+    }
+
+    fn log_page(
+        &self,
+        client: &mut Client,
+        turn: &mut Turn,
+        page: &mut Page,
+        batch: &mut Batch,
+        direct: &mut Vec<Delivery>,
+        now: Timestamp,
+    ) {
+        // Whatever replaces it from here on comes behind it in the log.
+        self.retained.refresh(&mut page.kept, &mut page.seen, page.since, now);
+        self.judge(client, turn, page, now);
+        while let Some(delivery) = page.front() {
+            if delivery.qos == QoS::AtMostOnce {
+                direct.push(delivery);
+            } else {
+                let body = batch.body(&delivery.message, 1);
+                let Some(signal) = client.receiver.append_replayed(batch, &body, &delivery) else { break };
+                batch.require_durable();
+                turn.counts.messages_queued += 1;
+                turn.touch(signal);
+            }
+            page.kept.pop_front();
+        }
+        client.move_replay(page);
+        if let Some(stored) = client.stored_subscription(&page.filter) {
+            batch.put_subscription(client.session.id, &stored);
+        }
     }
 
     /// Drops from `page` what was not judged yet and may not be sent: what the client may not receive, and what its publisher has lost the right to
@@ -300,3 +323,8 @@ impl<'a> Authors<'a> {
         judge.is_none_or(|judge| judge.verdict(Access::Publish, &kept.topic).allowed)
     }
 }
+
+/// How many messages a page has that is sent past the log, however few there is room for at once.
+const PAGE_AT_LEAST: usize = 32;
+/// How many packet ids there are for what no log holds.
+const DIRECT_IDS: usize = 32_768;

@@ -230,13 +230,14 @@ impl Retained {
         self.all.read().changes
     }
 
-    /// Some of what `filter` matches, from `from` on, that has not expired and did not come live after `since` changes: where what follows begins,
-    /// and how many changes were made before.
+    /// Some of what `filter` matches, from `from` on, that has not expired and did not come live after `since` changes, about as much as there is
+    /// `room` for (messages, bytes): where what follows begins, and how many changes were made before.
     pub(super) fn page(
         &self,
         filter: &TopicFilter,
         from: &Place,
         since: u64,
+        room: (usize, usize),
         now: Timestamp,
     ) -> (VecDeque<Kept>, Option<Place>, u64) {
         let mut page = VecDeque::new();
@@ -249,7 +250,7 @@ impl Retained {
                 page.push_back(slot.kept(topic));
                 bytes += slot.size as usize;
             }
-            let full = page.len() >= PAGE_MESSAGES || bytes >= PAGE_BYTES;
+            let full = page.len() >= room.0.min(PAGE_MESSAGES) || bytes >= room.1.min(PAGE_BYTES);
             if full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         (page, next, all.changes)
@@ -488,6 +489,8 @@ mod tests {
     use super::*;
     use crate::mqtt::QoS;
 
+    const ROOM: (usize, usize) = (usize::MAX, usize::MAX);
+
     fn message(topic: &str, expires_at: Option<u64>) -> Arc<Message> {
         Arc::new(Message {
             topic: name(topic),
@@ -581,7 +584,7 @@ mod tests {
             retained.all.write().keep(topic, 1, 1);
         }
         let filter = TopicFilter::parse("t/+").unwrap();
-        let (mut page, next, mut seen) = retained.page(&filter, &Place::default(), u64::MAX, Timestamp(0));
+        let (mut page, next, mut seen) = retained.page(&filter, &Place::default(), u64::MAX, ROOM, Timestamp(0));
         let here = |page: &VecDeque<Kept>| -> Vec<_> {
             page.iter().map(|kept| (kept.topic.as_str().to_owned(), kept.message.is_some())).collect()
         };
@@ -611,7 +614,7 @@ mod tests {
         keep("t/1", true);
         keep("t/2", false);
         let filter = TopicFilter::parse("#").unwrap();
-        let (mut page, _, mut seen) = retained.page(&filter, &Place::default(), since, Timestamp(0));
+        let (mut page, _, mut seen) = retained.page(&filter, &Place::default(), since, ROOM, Timestamp(0));
         let topics = |page: &VecDeque<Kept>| page.iter().map(|kept| kept.topic.as_str().to_owned()).collect::<Vec<_>>();
         assert_eq!(topics(&page), ["t/2", "t/3", "t/4"]);
         keep("t/3", true);
@@ -634,7 +637,7 @@ mod tests {
         keep("t/1", 1);
         keep("t/2", 1);
         let (mut page, _, mut seen) =
-            retained.page(&TopicFilter::parse("#").unwrap(), &Place::default(), u64::MAX, Timestamp(0));
+            retained.page(&TopicFilter::parse("#").unwrap(), &Place::default(), u64::MAX, ROOM, Timestamp(0));
         let mut stored = retained.watch();
         keep("t/2", 2);
         keep("t/3", 3);

@@ -37,13 +37,6 @@ fn fill(broker: &Broker, count: usize) {
     }
 }
 
-fn answer(client: &mut Client, packet: &Packet) {
-    match packet {
-        Packet::Publish(publish) => client.send(&wire::ack(PUBACK, publish.id)),
-        other => panic!("{other:?}"),
-    }
-}
-
 /// A client that remembers what came over all its connections, as QoS 2 asks it to.
 struct Subscriber {
     client: Client,
@@ -183,7 +176,7 @@ fn a_replay_and_what_comes_live_take_turns() {
                 live = all - replayed;
             }
         }
-        assert!((128..COUNT).contains(&replayed), "{replayed} of {COUNT} came before 1000 live ones");
+        assert!((100..COUNT).contains(&replayed), "{replayed} of {COUNT} came before 1000 live ones");
         while subscriber.came.len() < COUNT + 1000 {
             subscriber.take();
         }
@@ -229,18 +222,12 @@ fn a_replay_ends_with_its_subscription() {
     for persistent in [false, true] {
         let connect = Connect::v5("subscriber").receive_maximum(10);
         let mut client = broker.connect(&if persistent { connect.persistent() } else { connect });
-        client.subscribe("r/#", 1);
+        client.subscribe_all(&[("r/#", 1), ("end", 1)]);
         let first = client.message().topic;
         client.unsubscribe(&["r/#"]);
         // What a log holds, or was sent, comes to its end.
-        let mut late = 0;
-        loop {
-            client.ping();
-            if client.try_receive(Duration::ZERO).map(|packet| answer(&mut client, &packet)).is_err() {
-                break;
-            }
-            late += 1;
-        }
+        broker.v5("publisher").publish("end", "", 1);
+        let late = std::iter::repeat_with(|| client.message()).take_while(|message| message.topic != "end").count();
         assert!(late < 1000, "{late} after UNSUBACK");
         for retain_handling in [0u8, 1] {
             client.subscribe("r/#", 1 | retain_handling << 4);

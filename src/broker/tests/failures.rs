@@ -285,24 +285,20 @@ fn what_is_retained_and_cannot_be_read_is_lost_alone() {
     let filter = Filter::parse("#").unwrap();
     let subscribe = Subscribe { packet_id: PacketId::MIN, subscription_id: None, filters: vec![(Ok(filter), options)] };
     assert!(world.broker.subscribe(client, &mut turn, subscribe, 0, NOW).is_empty());
-    assert!(!client.can_replay(), "SUBACK has not left");
+    assert!(world.broker.replay_page(client, NOW).is_none(), "SUBACK has not left");
     let mut outbox = Outbox::new(crate::mqtt::Version::V5);
     client.session.release(|_| crate::session::Commit::Done, NOW, &mut outbox).unwrap();
-    assert!(client.can_replay());
     let mut page = world.broker.replay_page(client, NOW).unwrap();
     assert_eq!(world.broker.check_page(client, &mut turn, &mut page, NOW), PageIs::Unread);
-    world.broker.read_page(&mut page).unwrap();
+    world.broker.fill_page(&mut page).unwrap();
     assert_eq!(world.broker.check_page(client, &mut turn, &mut page, NOW), PageIs::Ready);
-    let mut came = Vec::new();
-    while let Some(delivery) = page.front() {
-        came.push(delivery.message.topic.as_str().to_owned());
-        page.pop();
-    }
-    assert_eq!(came, ["a", "c"]);
+    let mut lost = world.broker.replay_page(client, NOW).unwrap();
+    let taken = world.broker.take_page(client, &mut turn, &mut page, NOW);
+    let topics: Vec<_> = taken.iter().map(|delivery| delivery.message.topic.as_str()).collect();
+    assert_eq!((topics, client.replay_room()), (vec!["a", "c"], None));
     let failed = world.broker.metrics.snapshot().find(|one| one.name == DropReason::StorageFailed.counter());
     assert_eq!(failed.map(|one| one.value), Some(1));
-    let mut page = world.broker.replay_page(client, NOW).unwrap();
     let _ = world.engine.power_cut(0);
-    assert!(world.broker.read_page(&mut page).is_err());
+    assert!(world.broker.fill_page(&mut lost).is_err());
     world.leave(subscriber, Ended::Normally);
 }

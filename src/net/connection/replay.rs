@@ -4,48 +4,60 @@
 //! Must not know which messages these are (the broker).
 
 use std::{
+    error::Error,
     future::Future,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
 };
 
-use tokio::{task::JoinHandle, time::Sleep};
+use tokio::time::Sleep;
 
 use super::{Connection, OUTBOX_MAX};
 use crate::{
-    broker::{LogError, Page, PageIs},
+    broker::{Page, PageIs, Reading},
     mqtt::Timestamp,
 };
 
-/// Where the present page is.
+/// Where the present page is. It is begun when there is room, and as large as that.
 #[derive(Debug, Default)]
 pub(super) enum Replaying {
     /// There is none.
     #[default]
     Nothing,
-    /// It waits for room.
+    /// What is left of it waits for room, which something else took.
     Page(Page),
     /// It is being read.
-    Reading(JoinHandle<Result<Page, LogError>>),
+    Reading(Reading<Page>),
     /// It could not be read: it begins anew then.
     Failed(Pin<Box<Sleep>>),
 }
 
 impl Connection {
-    /// Sends on from the present page, or begins one. `true` where it went on.
+    /// Sends the next page, as far as it is here. `true` where it went on.
     pub(super) fn replay(&mut self, cx: &mut Context<'_>, now: Timestamp) -> bool {
         let Some(client) = &self.owner.client else { return false };
-        if self.outbox.len() >= OUTBOX_MAX || !client.can_replay() {
+        if self.outbox.len() >= OUTBOX_MAX || client.replay_room().is_none() {
+            return false;
+        }
+        if client.session.logged && !self.broker.has_room(cx.waker()) {
             return false;
         }
         while let Some(mut page) = self.next_page(cx, now)
-            && let Some(client) = &self.owner.client
+            && let Some(client) = &mut self.owner.client
         {
             match self.broker.check_page(client, &mut self.turn, &mut page, now) {
                 PageIs::Stale => return true,
-                PageIs::Unread => self.read_page(page),
-                PageIs::Ready => return self.send_page(page, now),
+                PageIs::Unread => self.replaying = Replaying::Reading(self.broker.read_page(page)),
+                PageIs::Ready => {
+                    for delivery in self.broker.take_page(client, &mut self.turn, &mut page, now) {
+                        self.send(&delivery, now);
+                    }
+                    if page.is_left() {
+                        self.replaying = Replaying::Page(page);
+                    }
+                    return true;
+                }
             }
         }
         false
@@ -62,15 +74,8 @@ impl Connection {
                     None
                 }
                 Poll::Ready(Ok(Ok(page))) => Some(page),
-                Poll::Ready(read) => {
-                    let error = read.map_or_else(
-                        |error| error.to_string(),
-                        |read| read.err().map_or_else(String::new, |error| error.to_string()),
-                    );
-                    tracing::error!(%error, "retained messages cannot be read; it is tried again");
-                    self.replaying = Replaying::Failed(Box::pin(tokio::time::sleep(AGAIN_AFTER)));
-                    self.next_page(cx, now)
-                }
+                Poll::Ready(Ok(Err(error))) => self.try_again(&error, cx, now),
+                Poll::Ready(Err(error)) => self.try_again(&error, cx, now),
             },
             Replaying::Failed(mut again) => match again.as_mut().poll(cx) {
                 Poll::Pending => {
@@ -82,41 +87,10 @@ impl Connection {
         }
     }
 
-    /// Off the threads that serve connections.
-    fn read_page(&mut self, mut page: Page) {
-        let broker = self.broker.clone();
-        let read = move || broker.read_page(&mut page).map(|()| page);
-        self.replaying = Replaying::Reading(tokio::task::spawn_blocking(read));
-    }
-
-    /// Sends what there is room for.
-    fn send_page(&mut self, mut page: Page, now: Timestamp) -> bool {
-        let Some(client) = &mut self.owner.client else { return false };
-        let before = page.left();
-        if client.session.logged {
-            for delivery in self.broker.log_page(client, &mut self.turn, &mut page, now) {
-                self.send(&delivery, now);
-            }
-        } else {
-            self.send_direct(&mut page, now);
-        }
-        let moved = page.left() < before || before == 0;
-        if page.left() > 0 {
-            self.replaying = Replaying::Page(page);
-        }
-        moved
-    }
-
-    fn send_direct(&mut self, page: &mut Page, now: Timestamp) {
-        while self.outbox.len() < OUTBOX_MAX
-            && let Some(delivery) = page.front()
-            && self.send(&delivery, now)
-        {
-            page.pop();
-        }
-        if let Some(client) = &mut self.owner.client {
-            client.move_replay(page);
-        }
+    fn try_again(&mut self, error: &dyn Error, cx: &mut Context<'_>, now: Timestamp) -> Option<Page> {
+        tracing::error!(%error, "retained messages cannot be read; it is tried again");
+        self.replaying = Replaying::Failed(Box::pin(tokio::time::sleep(AGAIN_AFTER)));
+        self.next_page(cx, now)
     }
 }
 
