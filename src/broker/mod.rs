@@ -361,6 +361,8 @@ impl Broker {
         }
         if body > 0 {
             turn.push(Op::Release(body));
+        } else {
+            turn.freed += u64::from(size);
         }
     }
 

@@ -44,6 +44,8 @@ pub struct Turn {
     /// What was counted.
     pub counts: Counts,
     routes: Routes,
+    /// Bytes of log entries that are settled.
+    pub(super) freed: u64,
     /// Sessions that are to drop their oldest messages.
     pub(super) overfull: Vec<Arc<Receiver>>,
     /// What it publishes may be missed: how often a full queue did not take it. None: nothing may.
@@ -491,7 +493,9 @@ impl Broker {
         }
         turn.stored = false;
         let (awaited, level) = (std::mem::take(&mut turn.awaited), turn.level.take());
+        let freed = std::mem::take(&mut turn.freed);
         let (handed_over, lsn) = self.store.write(|batch| {
+            batch.freed(freed);
             if awaited {
                 batch.require_durable();
             }

@@ -26,6 +26,8 @@ pub struct Batch {
     pub(super) callbacks: Vec<Callback>,
     /// Logs that this batch discards.
     pub(super) garbage: Vec<Garbage>,
+    /// See [`Batch::freed`].
+    pub(super) freed: u64,
     ids: Ids,
     bodies: Bodies,
     /// Counts the reopenings: what was read before one must not be written after it.
@@ -156,6 +158,11 @@ impl Batch {
         shared
     }
 
+    /// So many bytes of entries are settled. Once it is worth it, the engine is asked to give back what they took.
+    pub fn freed(&mut self, bytes: u64) {
+        self.freed += bytes;
+    }
+
     /// Stores which entries of a log are settled. What it settles of shared bodies is released in the same batch.
     pub fn put_log_state(&mut self, log: LogId, state: &LogState) {
         self.ops.put(Table::Sessions, &keys::owner(log, OwnerKey::LogState), |out| record::put_log_state(out, state));
@@ -236,6 +243,7 @@ impl Batch {
             level,
             callbacks: Vec::new(),
             garbage: Vec::new(),
+            freed: 0,
             ids: Ids { next: 1, reserved: 1 },
             bodies: Bodies::default(),
             generation: 0,
@@ -270,6 +278,7 @@ impl Batch {
     pub(super) fn abandon(&mut self) -> Vec<Callback> {
         self.ops.clear(0);
         self.garbage.clear();
+        self.freed = 0;
         self.bodies.touched.clear();
         self.required = None;
         std::mem::take(&mut self.callbacks)

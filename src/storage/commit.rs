@@ -87,12 +87,13 @@ struct Spare {
     ops: Ops,
     callbacks: Vec<Callback>,
     garbage: Vec<Garbage>,
+    freed: u64,
 }
 
 impl Committer {
     pub(super) fn new(engine: Arc<dyn Engine>, config: &Config, pace: Pace) -> Result<Self, Error> {
         let (batch, discarded) = Batch::new(recover::open(&*engine)?, config.durability.level());
-        let garbage = Collector::default();
+        let garbage = Collector::new(config.rocksdb_wal_bytes);
         garbage.restart(discarded, batch.generation);
         Ok(Self {
             engine,
@@ -325,7 +326,7 @@ impl Committer {
         match written {
             Ok(()) => {
                 self.counts.add(&spare.ops, sync);
-                self.succeed(lsn, sync, callbacks, &mut spare.garbage);
+                self.succeed(lsn, sync, callbacks, spare);
                 self.measure(&spare.ops, awaited_since);
             }
             Err(error) => self.fail(lsn, Arc::new(error), callbacks),
@@ -335,12 +336,12 @@ impl Committer {
         true
     }
 
-    fn succeed(&self, lsn: Lsn, sync: bool, callbacks: Vec<Callback>, discarded: &mut Vec<Garbage>) {
+    fn succeed(&self, lsn: Lsn, sync: bool, callbacks: Vec<Callback>, spare: &mut Spare) {
         if sync || self.config.durability.level() == Level::Os {
             self.marks.durable.store(lsn.0, Ordering::Release);
         }
         self.marks.written.store(lsn.0, Ordering::Release);
-        self.garbage.committed(discarded);
+        self.garbage.committed(&mut spare.garbage, spare.freed);
         run(callbacks, Outcome::Durable);
         self.wake_through(lsn);
     }
@@ -455,6 +456,7 @@ impl Open {
         std::mem::swap(&mut self.batch.ops, &mut spare.ops);
         std::mem::swap(&mut self.batch.callbacks, &mut spare.callbacks);
         std::mem::swap(&mut self.batch.garbage, &mut spare.garbage);
+        spare.freed = std::mem::take(&mut self.batch.freed);
         self.since = None;
         let lsn = self.batch.lsn;
         self.batch.lsn.0 += 1;

@@ -79,6 +79,14 @@ pub trait Engine: Send + Sync {
         Ok(DiskUse::default())
     }
 
+    /// Gives back the room of what was removed between the keys `from` and `to`. Blocks for as long as it takes to rewrite what is left there.
+    ///
+    /// # Errors
+    /// As [`Engine::write`].
+    fn compact(&self, _table: Table, _from: &[u8], _to: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Keys at which a file of the table begins or has just ended, ascending: where a reader that meets damage may go on.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
 //! Discarded logs: removed in the background, page by page. A page goes in one batch with the release of its bodies, so that a start
-//! that finds the note of a discarded log takes it up with what is left.
+//! that finds the note of a discarded log takes it up with what is left. And the room of what is gone: once that is as much as the
+//! write-ahead log may take, and half of what the files hold, they are compacted, a piece at a time.
 //!
 //! Must not know why a log was discarded.
 
-use std::{collections::VecDeque, ops::ControlFlow};
+use std::{collections::VecDeque, ops::ControlFlow, time::Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -36,9 +37,18 @@ struct Queue {
     /// See [`super::batch::Batch::generation`].
     generation: u64,
     stop: bool,
+    /// Bytes of entries that are gone since the files were last compacted.
+    freed: u64,
+    /// From so many on it is worth it.
+    worth: u64,
 }
 
 impl Collector {
+    /// Room is claimed back once it is `worth` so many bytes.
+    pub(super) fn new(worth: u64) -> Self {
+        Self { queue: Mutex::new(Queue { worth, ..Queue::default() }), changed: Condvar::new() }
+    }
+
     /// Forgets all, and starts with `logs`.
     pub(super) fn restart(&self, logs: Vec<Garbage>, generation: u64) {
         let mut queue = self.queue.lock();
@@ -48,11 +58,12 @@ impl Collector {
         self.changed.notify_all();
     }
 
-    /// A batch was written, and `logs` were discarded by it.
-    pub(super) fn committed(&self, logs: &mut Vec<Garbage>) {
+    /// A batch was written; `logs` were discarded by it, and `freed` bytes of entries settled.
+    pub(super) fn committed(&self, logs: &mut Vec<Garbage>, freed: u64) {
         let mut queue = self.queue.lock();
         queue.logs.extend(logs.drain(..));
-        if !queue.logs.is_empty() {
+        queue.freed += freed;
+        if !queue.logs.is_empty() || queue.freed >= queue.worth {
             self.changed.notify_all();
         }
     }
@@ -70,13 +81,50 @@ impl Collector {
     pub(super) fn run(&self, committer: &Committer) {
         loop {
             let mut queue = self.queue.lock();
-            self.changed.wait_while(&mut queue, |queue| !queue.stop && !queue.is_ready(committer));
+            self.changed
+                .wait_while(&mut queue, |queue| !queue.stop && !queue.is_ready(committer) && queue.freed < queue.worth);
             if queue.stop {
                 return;
             }
+            let is_ready = queue.is_ready(committer);
             drop(queue);
-            self.collect(committer);
+            if is_ready {
+                self.collect(committer);
+            } else if let Err(error) = self.reclaim(committer) {
+                tracing::warn!(%error, "the room of what is gone cannot be claimed back yet");
+            }
         }
+    }
+
+    /// Has the files compacted, where half of them is not needed any more; else that is looked at again later.
+    fn reclaim(&self, committer: &Committer) -> Result<(), Error> {
+        let engine = committer.engine();
+        let files = engine.disk_use()?.tables;
+        let files = [Table::Logs, Table::Bodies].map(|table| files.get(table.name()).map_or(0, |files| files.bytes));
+        let worth = committer.config().rocksdb_wal_bytes.max(files.iter().sum::<u64>() / 2);
+        {
+            let mut queue = self.queue.lock();
+            queue.worth = worth;
+            if queue.freed < worth {
+                return Ok(());
+            }
+            queue.freed = 0;
+        }
+        for table in [Table::Logs, Table::Bodies] {
+            let mut from = Vec::new();
+            for to in engine.fences(table)?.into_iter().chain([vec![0xFF; 17]]) {
+                let begun = Instant::now();
+                engine.compact(table, &from, &to)?;
+                // Others get as much of the disk, and of the processors.
+                let mut queue = self.queue.lock();
+                self.changed.wait_while_for(&mut queue, |queue| !queue.stop, begun.elapsed());
+                if queue.stop {
+                    return Ok(());
+                }
+                from = to;
+            }
+        }
+        Ok(())
     }
 
     /// Removes one page, if there is one to remove; says whether there was.
@@ -105,6 +153,7 @@ impl Collector {
                 return true;
             }
             page.bodies.iter().for_each(|&id| batch.release_body(id));
+            batch.freed(page.bytes);
             batch.trim(garbage.log, garbage.from, page.last);
             if rest.is_none() {
                 batch.delete_garbage(garbage.log);
@@ -135,15 +184,18 @@ struct Page {
     last: Seq,
     /// What is to be released, once per entry.
     bodies: Vec<BodyId>,
+    /// What the entries take.
+    bytes: u64,
 }
 
 impl Page {
     fn read(engine: &dyn Engine, garbage: &Garbage) -> Result<Self, Error> {
-        let mut page = Self { last: garbage.to, bodies: Vec::new() };
+        let mut page = Self { last: garbage.to, bodies: Vec::new(), bytes: 0 };
         let mut left = PAGE_ENTRIES;
         let from = keys::entry(garbage.log, garbage.from);
         let to = keys::entry(garbage.log, garbage.to.saturating_add(1));
         engine.scan(Table::Logs, &from, &to, &mut |key, value| {
+            page.bytes += value.len() as u64;
             let seq = keys::parse_entry(key).map_or(garbage.to, |(_, seq)| seq);
             match record::get_entry_head(value).map(|(_, shared)| shared) {
                 Ok(Some(id)) if !garbage.state.is_settled(seq) => page.bodies.push(id),
