@@ -133,6 +133,8 @@ pub struct Flags {
     pub data_dir: Option<PathBuf>,
     /// `--durability`.
     pub durability: Option<Durability>,
+    /// `--quarantine`.
+    pub quarantine: bool,
     /// `--log-format`.
     pub log_format: Option<LogFormat>,
 }

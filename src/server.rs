@@ -1,19 +1,19 @@
 //! The composition root: the only place that wires the parts, and that knows in which order they start and stop. Must not know
 //! what the parts do.
 
+mod data_dir;
+mod opening;
+
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::Poll,
     time::Duration,
 };
 
 use parking_lot::Mutex;
-use rustix::{
-    fs::{FlockOperation, flock},
-    process::{Resource, Rlimit, getrlimit, setrlimit},
-};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::{
@@ -23,13 +23,17 @@ use tokio::{
 
 use crate::{
     auth::{Auth, FileError},
-    broker::{Broker, Dropped, Farewell, RecoveryError, Signal, time},
+    broker::{Broker, Dropped, Farewell, RecoveryError, Signal},
     clock,
     config::{Config, Loaded, NamedFiles},
     control::{Control, Socket},
     net::{Admission, Listener, ListenerError, Shared, Verifying},
-    storage::{self, Durability, Store},
+    storage::{self, Durability},
 };
+
+use opening::Opening;
+
+pub use data_dir::{DataDirError, hold};
 
 /// Why the broker did not start, or did not end in order.
 #[derive(Debug, Error)]
@@ -37,21 +41,27 @@ pub enum Error {
     /// The runtime cannot be built.
     #[error("cannot start the runtime: {0}")]
     Runtime(io::Error),
-    /// The data directory cannot be made.
-    #[error("{}: cannot make the data directory: {source}; name another one by --data-dir{named_by}", path.display())]
+    /// The data directory cannot be used.
+    #[error("{source}{named_by}")]
     DataDir {
-        /// Which.
-        path: PathBuf,
+        /// Why.
+        source: DataDirError,
         /// The option that names it.
         named_by: String,
-        /// The cause.
-        source: io::Error,
     },
-    /// Another broker runs on it.
-    #[error("{}: in use by another pinnace; stop it, or name another data directory by --data-dir", path.display())]
-    InUse {
-        /// Which.
-        path: PathBuf,
+    /// The store is damaged, and is to be left as it is.
+    #[error(
+        "{}\nthe store in {} is damaged, and was not opened; to start with what can be read of it, and have it moved to {}: \
+         `pinnace serve --quarantine` (storage.on_corruption = \"quarantine\"); or bring back a backup by `pinnace restore`",
+        storage::in_full(&**source),
+        data_dir.join("store").display(),
+        data_dir.join(storage::QUARANTINE).display()
+    )]
+    Damaged {
+        /// What is damaged, with its causes.
+        source: Box<dyn std::error::Error + Send + Sync>,
+        /// The data directory.
+        data_dir: PathBuf,
     },
     /// The store does not open.
     #[error(transparent)]
@@ -108,26 +118,28 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     let Loaded { config, data_dir, .. } = &loaded;
     clock::begin();
     let max_connections = raise_descriptor_limit();
-    let unusable = |source| {
-        let named_by = loaded.named_by("server.data_dir");
-        Error::DataDir { path: data_dir.clone(), named_by, source }
-    };
-    storage::make_dir(data_dir).map_err(unusable)?;
+    let named_by = |option| loaded.named_by(option);
     let _held_until_the_end =
-        lock_data_dir(data_dir).map_err(unusable)?.ok_or_else(|| Error::InUse { path: data_dir.clone() })?;
-    let store = Arc::new(Store::open(data_dir, &config.storage)?.with_rules(config.durability.clone()));
+        data_dir::hold(data_dir).map_err(|source| Error::DataDir { source, named_by: named_by("server.data_dir") })?;
     let auth = Auth::load(&config.auth)
         .map_err(|source| Error::Auth { named_by: files.named_by(&source.path).to_owned(), source })?;
     say_what_is_allowed(config, &auth, &files);
-    let broker = Broker::new(config.broker.clone(), config.session.clone(), store, auth);
-    recover(&broker, config)?;
-    tracing::info!(
-        data_dir = %data_dir.display(),
-        durability = config.storage.durability.name(),
-        sessions = broker.registry.len(),
-        retained = broker.retained(),
-        "store open"
-    );
+    let opening = Arc::new(Opening { config: config.clone(), data_dir: data_dir.clone(), progress: Arc::default() });
+    let running = Arc::new(OnceLock::new());
+    let socket = Socket::open(data_dir).map_err(|source| Error::Control { path: data_dir.clone(), source })?;
+    let stop = Arc::new(Notify::new());
+    let control = control(&opening, &running, &stop, files.clone());
+    let reload = control.reload.clone();
+    let mut signals = Signals::new().map_err(Error::Signals)?;
+    tracing::info!(path = %socket.path().display(), "control socket open");
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(async move { drop(socket.serve(control).await) });
+    let broker = tokio::select! {
+        broker = opening.run(auth) => broker?,
+        // What is being read stays as it is.
+        () = signals.stop() => return Ok(()),
+        () = stop.notified() => return Ok(()),
+    };
     let verifying = Arc::new(Verifying::default());
     let admission = Arc::new(Admission::new(&config.network, max_connections));
     let mut listeners = Vec::new();
@@ -142,14 +154,7 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
         })?);
     }
     let shared: Arc<[Arc<Shared>]> = listeners.iter().map(Listener::shared).collect();
-    let socket = Socket::open(data_dir).map_err(|source| Error::Control { path: data_dir.clone(), source })?;
-    let stop = Arc::new(Notify::new());
-    let control = control(&broker, &shared, &stop, files);
-    let reload = control.reload.clone();
-    let mut signals = Signals::new().map_err(Error::Signals)?;
-    tracing::info!(path = %socket.path().display(), "control socket open");
-    let mut tasks = tokio::task::JoinSet::new();
-    tasks.spawn(async move { drop(socket.serve(control).await) });
+    let _ = running.set(Running { broker: broker.clone(), listeners: shared, data_dir: data_dir.clone() });
     if config.broker.sys_interval_secs > 0 {
         // It stands there before the first client comes.
         broker.publish_sys(clock::now());
@@ -170,16 +175,6 @@ async fn serve(loaded: Loaded) -> Result<(), Error> {
     broker.note_time(clock::now(), clock::wall());
     broker.store.close()?;
     tracing::info!("stopped");
-    Ok(())
-}
-
-/// Takes over what the store holds, at the time that it is by now.
-fn recover(broker: &Arc<Broker>, config: &Config) -> Result<(), RecoveryError> {
-    if let Some(note) = broker.store.time()? {
-        clock::resume(time::at_start(note, clock::wall(), config.storage.max_downtime_secs));
-    }
-    broker.recover(clock::now())?;
-    broker.watch_time(clock::now(), clock::wall());
     Ok(())
 }
 
@@ -267,17 +262,26 @@ impl Signals {
     }
 }
 
-fn control(broker: &Arc<Broker>, listeners: &Arc<[Arc<Shared>]>, stop: &Arc<Notify>, files: NamedFiles) -> Control {
-    let (status_broker, status_listeners) = (broker.clone(), listeners.clone());
-    let (reload_broker, reload_listeners) = (broker.clone(), listeners.clone());
-    let (backup_broker, store_broker) = (broker.clone(), broker.clone());
-    let stop = stop.clone();
+/// What the control socket speaks of, once it is there.
+struct Running {
+    broker: Arc<Broker>,
+    listeners: Arc<[Arc<Shared>]>,
+    data_dir: PathBuf,
+}
+
+fn control(opening: &Arc<Opening>, running: &Arc<OnceLock<Running>>, stop: &Arc<Notify>, files: NamedFiles) -> Control {
+    let (opening, stop) = (opening.clone(), stop.clone());
+    let [for_status, for_reload, for_backup, for_store] = [(); 4].map(|()| running.clone());
+    let starting = || "the store is still being read: see `pinnace status`".to_owned();
     Control {
-        status: Arc::new(move || status(&status_broker, &status_listeners)),
-        reload: Arc::new(move || reload(&reload_broker, &reload_listeners, &files)),
+        status: Arc::new(move || for_status.get().map_or_else(|| opening.status(), status)),
+        reload: Arc::new(move || {
+            let running = for_reload.get().ok_or_else(|| vec![starting()])?;
+            reload(&running.broker, &running.listeners, &files)
+        }),
         drain: Arc::new(move || stop.notify_one()),
-        backup: Arc::new(move |dir, keep| backup(&backup_broker, dir, keep)),
-        store: Arc::new(move |largest| told(store_broker.store.stats(largest))),
+        backup: Arc::new(move |dir, keep| backup(&for_backup.get().ok_or_else(starting)?.broker, dir, keep)),
+        store: Arc::new(move |largest| told(for_store.get().ok_or_else(starting)?.broker.store.stats(largest))),
     }
 }
 
@@ -329,7 +333,7 @@ fn reload(broker: &Broker, listeners: &[Arc<Shared>], files: &NamedFiles) -> Res
     Err(errors)
 }
 
-fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
+fn status(Running { broker, listeners, data_dir }: &Running) -> Value {
     let health = broker.store.health();
     let most_drops = broker.most_drops(DROPPERS_TOLD);
     let mut metrics = serde_json::Map::new();
@@ -351,6 +355,7 @@ fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
         "version": env!("CARGO_PKG_VERSION"),
         "uptime_secs": clock::uptime().as_secs(),
         "ready": health.failure.is_none() && !broker.is_stopping(),
+        "state": if broker.is_stopping() { "stopping" } else { "running" },
         "listeners": listeners,
         "metrics": metrics,
         "dropped": dropped,
@@ -366,8 +371,18 @@ fn status(broker: &Broker, listeners: &[Arc<Shared>]) -> Value {
             "syncs": health.syncs,
             "operations": health.operations,
             "open_bytes": health.open_bytes,
+            "quarantined": quarantined(data_dir),
         },
     })
+}
+
+/// Where damaged stores are, until an operator removes them.
+fn quarantined(data_dir: &Path) -> Vec<String> {
+    let found = std::fs::read_dir(data_dir.join(storage::QUARANTINE));
+    let paths = found.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path().display().to_string()));
+    let mut paths: Vec<String> = paths.collect();
+    paths.sort();
+    paths
 }
 
 /// Those that have dropped most, each under `key`.
@@ -457,20 +472,6 @@ fn raise_descriptor_limit() -> u32 {
     let max_connections = u32::try_from(descriptors.saturating_sub(DESCRIPTORS_KEPT)).unwrap_or(u32::MAX).max(1);
     tracing::info!(descriptors, max_connections, "limits");
     max_connections
-}
-
-/// One broker per data directory, whatever its durability: the control socket is there too. The lock goes with the process.
-/// None where another one has it.
-///
-/// # Errors
-/// The lock cannot be made.
-pub fn lock_data_dir(path: &Path) -> io::Result<Option<fs::File>> {
-    let file = fs::File::create(path.join("lock"))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
 }
 
 fn say_what_is_allowed(config: &Config, auth: &Auth, files: &NamedFiles) {

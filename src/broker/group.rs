@@ -367,14 +367,20 @@ impl Group {
                 Ok(page) => (page, None),
                 Err(error) => {
                     tracing::error!(group = %self.filter, %error, "cannot read the log of a shared group");
-                    match error.damaged_entry() {
-                        Some((_, seq)) => (Vec::new(), Some(seq)),
+                    match error.damaged_entries() {
+                        Some((_, lost)) => (Vec::new(), Some((*lost.end()).min(to))),
                         None => return,
                     }
                 }
             };
             // The group goes on behind an entry that cannot be read.
-            state.count_drops(self, broker, &mut turn, DropReason::StorageFailed, u64::from(damaged.is_some()));
+            state.count_drops(
+                self,
+                broker,
+                &mut turn,
+                DropReason::StorageFailed,
+                damaged.map_or(0, |last| last.saturating_sub(from) + 1),
+            );
             // Only an empty page says that nothing is left.
             let end = damaged.or_else(|| page.last().map(|entry| entry.seq)).unwrap_or(to);
             let mut next = from;

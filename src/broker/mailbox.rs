@@ -217,6 +217,11 @@ impl Receiver {
         inbox.log.tail
     }
 
+    /// The last entry of the session's log.
+    pub fn tail(&self) -> u64 {
+        self.inbox.lock().log.tail
+    }
+
     /// Whether a connection owns the session.
     pub fn is_online(&self) -> bool {
         self.inbox.lock().signal.is_some()

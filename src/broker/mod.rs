@@ -520,8 +520,8 @@ impl Broker {
         self.store.failure().is_some()
     }
 
-    /// A page of the log of session `id`, from entry `from` on, of about `most_bytes`. An entry that is damaged is passed over: it is
-    /// lost, and the rest of the log is not. Blocks on the disk.
+    /// A page of the log of session `id`, from entry `from` on, of about `most_bytes`. Entries that are damaged are passed over: they
+    /// are lost, and the rest of the log is not. Blocks on the disk.
     ///
     /// # Errors
     /// The log cannot be read.
@@ -531,16 +531,19 @@ impl Broker {
                 Ok(page) => return Ok(page.into_iter().map(delivery_of).collect()),
                 Err(error) => error,
             };
-            let Some(seq) = error.damaged_entry().filter(|&(log, seq)| log == id && seq >= from).map(|(_, seq)| seq)
-            else {
-                return Err(error);
-            };
-            let client = self.receivers.get(&id).map(|receiver| receiver.client_id.clone()).unwrap_or_default();
-            tracing::error!(client = %Shown(&client), seq, %error, "a message cannot be read and is lost");
+            let lost = error.damaged_entries().filter(|(log, lost)| *log == id && *lost.end() >= from);
+            let Some((_, lost)) = lost else { return Err(error) };
+            let receiver = self.receivers.get(&id).map(|receiver| receiver.clone());
+            let client = receiver.as_ref().map_or("", |receiver| &*receiver.client_id);
+            // Where nothing can be read up to its end, the log ends where its receiver knows it to.
+            let to = receiver.as_ref().map_or(from, |receiver| receiver.tail()).min(*lost.end());
+            let messages = to.saturating_sub(from) + 1;
+            let error = crate::storage::in_full(&error);
+            tracing::error!(client = %Shown(client), from, to, error, "messages cannot be read and are lost");
             let mut turn = Turn::default();
-            turn.counts.dropped(DropReason::StorageFailed);
+            turn.counts.drop_all(DropReason::StorageFailed, messages);
             self.finish(&mut turn);
-            from = seq.saturating_add(1);
+            from = lost.end().saturating_add(1);
         }
     }
 

@@ -180,7 +180,9 @@ mod tests {
     fn text(outcome: Result<Value, Failure>) -> String {
         match outcome {
             Ok(answer) => format!("ok {answer}"),
-            Err(Failure::Failed(message) | Failure::Configuration(message)) => format!("error {message}"),
+            Err(Failure::Failed(message) | Failure::Configuration(message) | Failure::Unusable(message)) => {
+                format!("error {message}")
+            }
         }
     }
 

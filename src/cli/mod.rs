@@ -60,7 +60,8 @@ enum Command {
 impl Cli {
     /// Runs the command; reports what went wrong on standard error.
     ///
-    /// Exit code 0: done; 1: failed; 2: the command line or the configuration is wrong.
+    /// Exit code 0: done; 1: failed; 2: the command line or the configuration is wrong; 3: the data directory cannot be used as it is (in
+    /// use, damaged, of a later release, of another user, read-only), and nothing in it was changed.
     #[must_use]
     pub fn run(self) -> ExitCode {
         let outcome = match self.command {
@@ -80,6 +81,7 @@ impl Cli {
             Ok(()) => return ExitCode::SUCCESS,
             Err(Failure::Failed(message)) => (1, message),
             Err(Failure::Configuration(message)) => (2, message),
+            Err(Failure::Unusable(message)) => (3, message),
         };
         let mut stderr = std::io::stderr().lock();
         for line in message.lines() {
@@ -97,11 +99,22 @@ pub enum Failure {
     Failed(String),
     /// The configuration is wrong: exit code 2.
     Configuration(String),
+    /// The data directory cannot be used as it is: exit code 3.
+    Unusable(String),
 }
 
 impl Failure {
     /// The work failed by `error` and its causes.
     pub fn failed(error: impl Error) -> Self {
+        Self::Failed(Self::told(error))
+    }
+
+    /// The data directory cannot be used, as `error` says.
+    pub fn unusable(error: impl Error) -> Self {
+        Self::Unusable(Self::told(error))
+    }
+
+    fn told(error: impl Error) -> String {
         let mut message = error.to_string();
         let mut cause = error.source();
         while let Some(error) = cause {
@@ -113,7 +126,7 @@ impl Failure {
             }
             cause = error.source();
         }
-        Self::Failed(message)
+        message
     }
 }
 
@@ -148,6 +161,7 @@ mod tests {
             (&["serve"], true),
             (&["serve", "--listen", "127.0.0.1:0", "--listen", "[::1]:1883", "--data-dir", "/d"], true),
             (&["serve", "--durability", "memory", "--log-format", "json", "--config", "f"], true),
+            (&["serve", "--quarantine"], true),
             (&["serve", "--durability", "disk"], false),
             (&["serve", "--listen", "localhost"], false),
             (&["serve", "--log-format", "auto"], false),

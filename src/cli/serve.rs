@@ -11,7 +11,7 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 use super::{Failure, logging};
 use crate::config::{self, Flags, Loaded, LogFormat};
 use crate::server;
-use crate::storage::Durability;
+use crate::storage::{self, Durability};
 
 /// The flags of `pinnace serve`; each overrides the environment (`PINNACE__SECTION__KEY`) and the file.
 #[derive(Debug, clap::Args)]
@@ -28,6 +28,9 @@ pub struct Args {
     /// What an acknowledgement promises: to survive a power cut, the end of the process, or nothing [default: fsync].
     #[arg(long, value_parser = one_of::<Durability>(&["fsync", "os", "memory"]))]
     durability: Option<Durability>,
+    /// Where the store is damaged, move it aside, start with what can be read of it, and say what is lost.
+    #[arg(long)]
+    quarantine: bool,
     /// The form of the log [default: human on a terminal, else json].
     #[arg(long, value_parser = one_of::<LogFormat>(&["human", "json"]))]
     log_format: Option<LogFormat>,
@@ -39,8 +42,8 @@ impl Args {
     /// # Errors
     /// Every fault of the file, the environment and the flags.
     pub fn load(self) -> Result<Loaded, config::ConfigErrors> {
-        let Self { config, listen, data_dir, durability, log_format } = self;
-        let flags = Flags { listen, data_dir, durability, log_format };
+        let Self { config, listen, data_dir, durability, quarantine, log_format } = self;
+        let flags = Flags { listen, data_dir, durability, quarantine, log_format };
         config::load(config.as_deref(), std::env::vars_os(), flags)
     }
 }
@@ -52,7 +55,12 @@ impl Args {
 pub fn run(args: Args) -> Result<(), Failure> {
     let loaded = args.load()?;
     logging::start(&loaded.config.log)?;
-    server::run(loaded).map_err(Failure::failed)
+    server::run(loaded).map_err(|error| match error {
+        server::Error::DataDir { .. }
+        | server::Error::Damaged { .. }
+        | server::Error::Store(storage::Error::NewerFormat { .. }) => Failure::unusable(error),
+        error => Failure::failed(error),
+    })
 }
 
 /// One of `words`, which the configuration spells the same way.

@@ -17,7 +17,7 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 
 use super::Failure;
-use crate::{config, server, storage};
+use crate::{config, server};
 
 /// `pinnace store ...`
 #[derive(Debug, clap::Subcommand)]
@@ -84,9 +84,10 @@ impl DataDir {
     /// Holds it for as long as the command writes; makes it where it is missing.
     pub(super) fn hold_to_write(&self) -> Result<Held, Failure> {
         let dir = self.path()?;
-        let unusable = |error| Failure::Failed(format!("{}: cannot use the data directory: {error}", dir.display()));
-        storage::make_dir(&dir).map_err(unusable)?;
-        let lock = server::lock_data_dir(&dir).map_err(unusable)?.ok_or_else(|| in_use(&dir))?;
+        let lock = server::hold(&dir).map_err(|error| match error {
+            server::DataDirError::InUse { .. } => in_use(&dir),
+            error => Failure::unusable(error),
+        })?;
         Ok(Held { dir, _lock: Some(lock) })
     }
 }

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::fault::{ConfigErrors, Fault, Origin, Origins, did_you_mean};
 use super::schema::{self, ELEMENT, Kind};
 use super::{Config, Flags, file};
+use crate::storage::OnCorruption;
 
 /// The prefix of the environment variables that set options.
 const PREFIX: &str = "PINNACE__";
@@ -192,6 +193,11 @@ fn from_flags(flags: Flags, origins: &mut Origins, faults: &mut Vec<Fault>) -> L
     }
     let words = [
         (&["storage", "durability"], "--durability", serde_json::to_value(flags.durability)),
+        (
+            &["storage", "on_corruption"],
+            "--quarantine",
+            serde_json::to_value(flags.quarantine.then_some(OnCorruption::Quarantine)),
+        ),
         (&["log", "format"], "--log-format", serde_json::to_value(flags.log_format)),
     ];
     for (path, flag, word) in words {

@@ -2,7 +2,10 @@
 //!
 //! Must not know what a caller makes of it: which acknowledgement is withheld is the broker's concern.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
 use super::{BodyId, Durability, FORMAT_VERSION, LogId, Seq, engine::Table, keys};
 
@@ -39,6 +42,36 @@ pub enum Error {
         log: PathBuf,
         /// Where the last entry before the damage ends.
         at: u64,
+    },
+    /// A file of the store is missing, or not as it was written.
+    #[error("{}: {problem}", .path.display())]
+    DamagedFile {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// What the engine reads is not what it wrote: the disk, or something on the way to it, has changed it.
+    #[error("the store is damaged: {doing}")]
+    Corrupt {
+        /// What was tried.
+        doing: &'static str,
+        /// The engine's own words.
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Entries of a log stand where the disk has changed what the engine wrote. Others are not touched by it.
+    #[error("entries of log {log} cannot be read, from {from} on")]
+    DamagedEntries {
+        /// Which log.
+        log: LogId,
+        /// The first of them.
+        from: Seq,
+        /// The last one.
+        to: Seq,
+        /// What the engine says.
+        #[source]
+        cause: Box<Self>,
     },
     /// The engine, and in it mostly the disk, refused.
     #[error("the store's engine failed: {doing}")]
@@ -92,11 +125,28 @@ pub enum Error {
 }
 
 impl Error {
-    /// The entry that cannot be read, where the damage is one entry of a log: a reader may go on behind it.
+    /// Whether what was stored is not there as it was stored: trying again does not help.
     #[must_use]
-    pub fn damaged_entry(&self) -> Option<(LogId, Seq)> {
+    pub fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            Self::DamagedFile { .. }
+                | Self::DamagedLog { .. }
+                | Self::Corrupt { .. }
+                | Self::Damaged { .. }
+                | Self::UnknownFormat
+        )
+    }
+
+    /// The entries that cannot be read, where the damage is in a log: a reader may go on behind them.
+    #[must_use]
+    pub fn damaged_entries(&self) -> Option<(LogId, RangeInclusive<Seq>)> {
         match self {
-            Self::Damaged { table: Table::Logs, key, .. } => keys::parse_entry(key),
+            Self::Damaged { table: Table::Logs, key, .. } => {
+                let (log, seq) = keys::parse_entry(key)?;
+                Some((log, seq..=seq))
+            }
+            Self::DamagedEntries { log, from, to, .. } => Some((*log, *from..=*to)),
             _ => None,
         }
     }

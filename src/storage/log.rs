@@ -6,6 +6,7 @@ use std::{ops::ControlFlow, sync::Arc};
 
 use super::{
     BodyId, Engine, EntryHead, Error, LogId, LogState, OpenEntry, Seq, Table, Unreadable, keys,
+    past_damage::next_readable,
     record::{self, EntryMessage},
 };
 use crate::mqtt::Message;
@@ -129,7 +130,7 @@ impl Stored {
         let mut stored = Self { entries: Vec::new(), damage: None };
         let mut bytes = 0;
         let range = (keys::entry(log, from), keys::entry(log.saturating_add(1), 0));
-        engine.scan(Table::Logs, &range.0, &range.1, &mut |key, value| {
+        let scanned = engine.scan(Table::Logs, &range.0, &range.1, &mut |key, value| {
             let count = stored.entries.len();
             if count >= max_entries || bytes >= max_bytes && count > 0 {
                 return ControlFlow::Break(());
@@ -144,7 +145,16 @@ impl Stored {
                 }
             }
             ControlFlow::Continue(())
-        })?;
+        });
+        match scanned {
+            Err(cause) if cause.is_damage() => {
+                // Told when what stands before it has been read.
+                if stored.entries.is_empty() {
+                    stored.damage = Some(unreadable(engine, log, from, cause)?);
+                }
+            }
+            scanned => scanned?,
+        }
         Ok(stored)
     }
 
@@ -158,10 +168,15 @@ impl Stored {
             }
             let (message, body) = match message {
                 EntryMessage::Inline(message) => (message, None),
-                EntryMessage::Shared(id) => match engine.get(Table::Bodies, &keys::body(id))? {
+                EntryMessage::Shared(id) => match engine.get(Table::Bodies, &keys::body(id)) {
+                    Err(cause) if cause.is_damage() && entries.is_empty() => {
+                        return Err(Error::DamagedEntries { log, from: seq, to: seq, cause: cause.into() });
+                    }
+                    Err(cause) if cause.is_damage() => break,
+                    Err(error) => return Err(error),
                     // Settled, and so released, but not yet trimmed.
-                    None => continue,
-                    Some(bytes) => match record::get_message(&bytes) {
+                    Ok(None) => continue,
+                    Ok(Some(bytes)) => match record::get_message(&bytes) {
                         Ok(message) => (message, Some(id)),
                         Err(_) if !entries.is_empty() => break,
                         // Named by the entry, so that a reader can pass over it.
@@ -177,6 +192,15 @@ impl Stored {
         }
         Ok(entries)
     }
+}
+
+/// The entries that a damaged place of the disk keeps from being read: `from` and those after it.
+fn unreadable(engine: &dyn Engine, log: LogId, from: Seq, cause: Error) -> Result<Error, Error> {
+    let range = (keys::entry(log, from), keys::entry(log.saturating_add(1), 0));
+    let next = next_readable(engine, Table::Logs, &range.0, &range.1)?;
+    let next = next.and_then(|key| keys::parse_entry(&key)).map(|(_, seq)| seq);
+    let to = next.map_or(Seq::MAX, |next| next.saturating_sub(1).max(from));
+    Ok(Error::DamagedEntries { log, from, to, cause: cause.into() })
 }
 
 #[cfg(test)]

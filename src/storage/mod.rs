@@ -11,25 +11,39 @@ mod engine;
 mod error;
 #[doc(hidden)]
 pub mod faulty;
+#[cfg(feature = "rocksdb")]
+mod format_note;
+#[cfg(feature = "rocksdb")]
+mod frames;
 mod garbage;
 mod keys;
 mod log;
 mod memory;
 mod offline;
+mod past_damage;
+#[cfg(feature = "rocksdb")]
+mod quarantine;
 mod record;
 mod recover;
 #[cfg(feature = "rocksdb")]
 mod rocks;
+#[cfg(feature = "rocksdb")]
+mod salvage;
 mod stats;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "rocksdb")]
+mod vet;
 #[cfg(feature = "rocksdb")]
 mod wal;
 
 use std::{
     fmt,
     path::Path,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::Waker,
     thread::JoinHandle,
 };
@@ -54,6 +68,8 @@ pub use offline::{
     Checked, Content, Finding, Import, Imported, Item, NewStore, Refused, Selection, Snapshot, backup, backups,
     restore, verify_backup,
 };
+#[cfg(feature = "rocksdb")]
+pub use quarantine::quarantine;
 pub use record::{
     Author, EntryHead, LogState, OpenEntry, Step, StoredGroup, StoredSession, StoredSubscription, StoredTime,
     StoredWill,
@@ -61,6 +77,8 @@ pub use record::{
 pub use recover::{Orphan, Recovered};
 pub use stats::{Backup, DiskUse, Queue, Stats, TableUse, tree};
 
+/// Where damaged stores are, in the data directory.
+pub const QUARANTINE: &str = "quarantine";
 /// The id of a session, and of its log; the first is 1.
 pub type SessionId = u64;
 /// Ids from here on are never given by the store: those of sessions that it never hears of. They mean nothing to the next process.
@@ -99,6 +117,8 @@ pub struct Config {
     pub lazy_commit_millis: u64,
     /// The longest time that the broker may have been down, in seconds.
     pub max_downtime_secs: u64,
+    /// What a start does with a store that is damaged: `refuse` it, or move it aside and go on with what can be read (`quarantine`).
+    pub on_corruption: OnCorruption,
     /// RocksDB: cache for blocks that were read, in bytes.
     pub rocksdb_cache_bytes: usize,
     /// RocksDB: changes kept in memory before they are sorted into files, in bytes, all tables together.
@@ -114,11 +134,23 @@ impl Default for Config {
             commit_max_bytes: 8 << 20,
             lazy_commit_millis: 10,
             max_downtime_secs: 365 * 86_400,
+            on_corruption: OnCorruption::Refuse,
             rocksdb_cache_bytes: 16 << 20,
             rocksdb_memtable_bytes: 16 << 20,
             rocksdb_wal_bytes: 64 << 20,
         }
     }
+}
+
+/// What becomes of a damaged store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnCorruption {
+    /// It is left as it is, and not opened.
+    #[default]
+    Refuse,
+    /// It is moved aside, and what can be read of it becomes the store.
+    Quarantine,
 }
 
 /// The state of the store, for the operator.
@@ -146,10 +178,32 @@ pub struct Health {
     pub discarded_logs: usize,
 }
 
+/// How far a start has come with reading what is stored.
+#[derive(Debug, Default)]
+pub struct Progress {
+    read: AtomicU64,
+    estimated: AtomicU64,
+}
+
+impl Progress {
+    /// How many records have been read.
+    #[must_use]
+    pub fn read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// How many there are, by the engine's estimate; 0 until it is opened.
+    #[must_use]
+    pub fn estimated(&self) -> u64 {
+        self.estimated.load(Ordering::Relaxed)
+    }
+}
+
 /// The store. Dropping it closes it.
 pub struct Store {
     committer: Arc<Committer>,
     rules: Rules,
+    progress: Arc<Progress>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -162,9 +216,7 @@ impl Store {
     pub fn open(dir: &Path, config: &Config) -> Result<Self, Error> {
         match config.durability {
             Durability::Memory => Self::with_engine(Arc::new(MemoryEngine::new()), config),
-            Durability::Fsync | Durability::Os => {
-                Self::with_engine(durable_engine(&dir.join("store"), config)?, config)
-            }
+            Durability::Fsync | Durability::Os => Self::with_engine(engine_in(dir, config)?, config),
         }
     }
 
@@ -175,7 +227,7 @@ impl Store {
     pub fn with_engine(engine: Arc<dyn Engine>, config: &Config) -> Result<Self, Error> {
         let pace = if config.durability == Durability::Memory { Pace::AtOnce } else { Pace::Threaded };
         let committer = Arc::new(Committer::new(engine, config, pace)?);
-        let store = Self { committer, rules: Rules::default(), threads: Mutex::default() };
+        let store = Self { committer, rules: Rules::default(), progress: Arc::default(), threads: Mutex::default() };
         if pace == Pace::Threaded {
             store.spawn("pinnace-commit", Committer::run)?;
         }
@@ -190,11 +242,18 @@ impl Store {
         self
     }
 
+    /// The same store, which tells there how far [`Store::recover`] is.
+    #[must_use]
+    pub fn with_progress(mut self, progress: Arc<Progress>) -> Self {
+        self.progress = progress;
+        self
+    }
+
     /// A store without threads, for tests: nothing is committed but by [`Store::step`].
     #[doc(hidden)]
     pub fn stepped(engine: Arc<dyn Engine>, config: &Config) -> Result<Self, Error> {
         let committer = Arc::new(Committer::new(engine, config, Pace::Stepped)?);
-        Ok(Self { committer, rules: Rules::default(), threads: Mutex::default() })
+        Ok(Self { committer, rules: Rules::default(), progress: Arc::default(), threads: Mutex::default() })
     }
 
     /// Commits the open batch, or where there is none removes a page of a discarded log; says whether there was anything.
@@ -209,7 +268,15 @@ impl Store {
     /// # Errors
     /// [`Error::Damaged`] names the record that cannot be read; [`Error::Engine`].
     pub fn recover(&self, visit: &mut dyn FnMut(Recovered)) -> Result<Vec<Orphan>, Error> {
-        recover::recover(self.committer.engine(), visit)
+        let (engine, Progress { read, estimated }) = (self.committer.engine(), &*self.progress);
+        let tables = engine.disk_use().map(|disk| disk.tables).unwrap_or_default();
+        let records = |table: Table| tables.get(table.name()).map_or(0, |table| table.records);
+        estimated.store(records(Table::Sessions) + records(Table::Retained), Ordering::Relaxed);
+        read.store(0, Ordering::Relaxed);
+        recover::recover(engine, &mut |recovered| {
+            read.fetch_add(recovered.records(), Ordering::Relaxed);
+            visit(recovered);
+        })
     }
 
     /// Adds what `f` puts to the open batch, and says which batch that is. Never waits for the disk. `f` runs under the batch's
@@ -263,7 +330,8 @@ impl Store {
     /// passed over, too. Blocks on the disk.
     ///
     /// # Errors
-    /// [`Error::Damaged`] where the first one cannot be read (see [`Error::damaged_entry`]); a later one ends the page before it.
+    /// [`Error::Damaged`] and [`Error::DamagedEntries`] where the first one cannot be read (see [`Error::damaged_entries`]); a later one
+    /// ends the page before it.
     /// [`Error::Engine`].
     pub fn read_log(
         &self,
@@ -435,6 +503,35 @@ pub fn durable_engine(dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Er
 #[doc(hidden)]
 #[cfg(not(feature = "rocksdb"))]
 pub fn durable_engine(_dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Error> {
+    Err(Error::NoEngine(config.durability))
+}
+
+#[cfg(not(feature = "rocksdb"))]
+fn engine_in(data_dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Error> {
+    durable_engine(data_dir, config)
+}
+
+/// Opens the store of a data directory, unless a later release wrote it.
+#[cfg(feature = "rocksdb")]
+fn engine_in(data_dir: &Path, config: &Config) -> Result<Arc<dyn Engine>, Error> {
+    quarantine::resume(data_dir)?;
+    let store = data_dir.join("store");
+    let note = format_note::FormatNote::read(&store)?;
+    let engine = durable_engine(&store, config)?;
+    note.renew()?;
+    Ok(engine)
+}
+
+/// There is nothing that could be damaged.
+///
+/// # Errors
+/// [`Error::NoEngine`]
+#[cfg(not(feature = "rocksdb"))]
+pub fn quarantine(
+    _data_dir: &Path,
+    config: &Config,
+    _cause: &dyn std::error::Error,
+) -> Result<std::path::PathBuf, Error> {
     Err(Error::NoEngine(config.durability))
 }
 

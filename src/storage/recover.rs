@@ -33,6 +33,20 @@ pub enum Recovered {
     Will(StoredWill),
 }
 
+impl Recovered {
+    /// How many records it stands for, nearly.
+    pub(super) fn records(&self) -> u64 {
+        let own = match self {
+            Self::Session { subscriptions, received, log, .. } => {
+                1 + subscriptions.len() + received.len() + log.open.len()
+            }
+            Self::Group { log, .. } => 1 + log.open.len(),
+            Self::Retained(..) | Self::Will(_) => 0,
+        };
+        own as u64 + 1
+    }
+}
+
 /// What the store itself has to know of its content.
 #[derive(Debug, Default)]
 pub(super) struct Opened {

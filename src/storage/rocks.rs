@@ -8,12 +8,12 @@ pub(super) mod backup;
 mod files;
 
 use std::{
-    fs::File,
+    fs::{self, File},
     ops::{ControlFlow, Deref},
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -27,7 +27,9 @@ use rocksdb::{
 use rustix::fs::{FlockOperation, flock};
 
 use super::{
-    Backup, Config, DiskUse, Engine, Error, Op, Ops, Table, Visit, make_dir,
+    Backup, Config, DiskUse, Engine, Error, OnCorruption, Op, Ops, Table, Visit, make_dir,
+    quarantine::quarantine,
+    vet,
     wal::{self, Mark},
 };
 
@@ -39,6 +41,8 @@ pub(super) struct RocksEngine {
     db: RwLock<Option<Arc<Locked>>>,
     /// The last sequence number that is known to be synced.
     synced: AtomicU64,
+    /// Whether something was not as it was written: the next opening has to deal with it.
+    is_damaged: AtomicBool,
     /// Held while a backup is made: one at a time, and the database stays open.
     backing_up: Mutex<()>,
 }
@@ -82,7 +86,30 @@ impl RocksEngine {
             config: config.clone(),
             db: RwLock::new(Some(Arc::new(db))),
             synced: AtomicU64::default(),
+            is_damaged: AtomicBool::default(),
             backing_up: Mutex::default(),
+        }
+    }
+
+    /// Moves a store aside that turned out to be damaged, where that is configured.
+    fn mend(&self) -> Result<(), Error> {
+        let is_wanted =
+            self.config.on_corruption == OnCorruption::Quarantine && self.is_damaged.load(Ordering::Relaxed);
+        if let Some(data_dir) = self.dir.parent().filter(|_| is_wanted) {
+            let found = Error::Corrupt { doing: "working with it", cause: "the log says where it was met".into() };
+            quarantine(data_dir, &self.config, &found)?;
+            self.is_damaged.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn failed(&self, doing: &'static str) -> impl FnOnce(rocksdb::Error) -> Error {
+        move |cause| {
+            let error = failed(doing)(cause);
+            if error.is_damage() {
+                self.is_damaged.store(true, Ordering::Relaxed);
+            }
+            error
         }
     }
 
@@ -90,10 +117,11 @@ impl RocksEngine {
         self.db.read()
     }
 
-    /// Has the first record of a new log on the disk, so that it is known where the next ones belong.
+    /// Has the first record of a new log on the disk, so that it is known where the next ones belong, and that a log must be there.
     fn begin_log(&self) -> Result<(), Error> {
         self.has_synced(self.db().as_ref().ok_or(Error::Closed)?);
-        self.write(&Ops::default(), true)
+        self.write(&Ops::default(), true)?;
+        vet::log_has_begun(&self.dir)
     }
 
     fn has_synced(&self, db: &DB) {
@@ -126,7 +154,7 @@ impl Engine for RocksEngine {
         }
         let mut options = WriteOptions::new();
         options.set_sync(sync);
-        db.write_opt(batch, &options).map_err(failed("writing a batch"))?;
+        db.write_opt(batch, &options).map_err(self.failed("writing a batch"))?;
         if sync {
             self.has_synced(db);
         }
@@ -136,7 +164,7 @@ impl Engine for RocksEngine {
     fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         let db = self.db();
         let db = db.as_ref().ok_or(Error::Closed)?;
-        db.get_cf(family(db, table)?, key).map_err(failed("reading a record"))
+        db.get_cf(family(db, table)?, key).map_err(self.failed("reading a record"))
     }
 
     fn get_many(&self, table: Table, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, Error> {
@@ -179,7 +207,7 @@ impl Engine for RocksEngine {
             }
             records.next();
         }
-        records.status().map_err(failed("reading records"))
+        records.status().map_err(self.failed("reading records"))
     }
 
     fn last_key(&self, table: Table, from: &[u8], to: &[u8]) -> Result<Option<Vec<u8>>, Error> {
@@ -188,14 +216,14 @@ impl Engine for RocksEngine {
         let mut records = db.raw_iterator_cf_opt(family(db, table)?, bounded(from, to));
         records.seek_to_last();
         let last = records.key().map(<[u8]>::to_vec);
-        records.status().map_err(failed("reading records"))?;
+        records.status().map_err(self.failed("reading records"))?;
         Ok(last)
     }
 
     fn sync(&self) -> Result<(), Error> {
         let db = self.db();
         let db = db.as_ref().ok_or(Error::Closed)?;
-        db.flush_wal(true).map_err(failed("syncing the write-ahead log"))?;
+        db.flush_wal(true).map_err(self.failed("syncing the write-ahead log"))?;
         self.has_synced(db);
         Ok(())
     }
@@ -207,6 +235,7 @@ impl Engine for RocksEngine {
         let mut db = self.db.write();
         // Closed before it is opened: it holds the lock of the directory.
         *db = None;
+        self.mend()?;
         *db = Some(Arc::new(open(&self.dir, &self.config)?));
         drop(db);
         self.begin_log()
@@ -218,6 +247,12 @@ impl Engine for RocksEngine {
             tracing::warn!("a backup that is being made is given up");
         }
         if let Some(db) = self.db.write().take() {
+            // What table files hold is known by size and checksum, and the next start need not read it from the log.
+            for table in Table::ALL {
+                if let Err(error) = db.flush_cf(family(&db, table)?) {
+                    tracing::warn!(%table, %error, "what the write-ahead log alone holds stays there");
+                }
+            }
             db.cancel_all_background_work(backing_up.is_some());
         }
         Ok(())
@@ -290,8 +325,53 @@ fn lock(dir: &Path) -> Result<File, Error> {
     }
 }
 
+/// A damaged database, to be read as far as it can be; its files stay as they are.
+pub(super) fn open_damaged(dir: &Path, config: &Config) -> Result<RocksEngine, Error> {
+    let locked = lock(dir)?;
+    let mut options = database_options(config);
+    options.create_if_missing(false);
+    options.create_missing_column_families(false);
+    options.set_paranoid_checks(false);
+    options.set_track_and_verify_wals_in_manifest(false);
+    options.set_wal_recovery_mode(DBRecoveryMode::SkipAnyCorruptedRecord);
+    let opened = DB::open_cf_descriptors_read_only(&options, dir, families(dir, &options, config), false);
+    let db = opened.map_err(failed("opening the damaged database"))?;
+    Ok(RocksEngine::of(Locked { db, _dir: locked }, dir, config))
+}
+
+/// A database of the table files and write-ahead logs in `dir`, whose order is found out anew. Changes them.
+pub(super) fn open_repaired(dir: &Path, config: &Config) -> Result<RocksEngine, Error> {
+    name_tables(dir, config).map_err(|cause| Error::Engine { doing: "naming the tables", cause })?;
+    let options = database_options(config);
+    DB::repair(&options, dir).map_err(failed("repairing the damaged database"))?;
+    let locked = lock(dir)?;
+    let opened = DB::open_cf_descriptors(&options, dir, families(dir, &options, config));
+    let db = opened.map_err(failed("opening the repaired database"))?;
+    Ok(RocksEngine::of(Locked { db, _dir: locked }, dir, config))
+}
+
+/// A repair learns the tables from their files alone, and leaves out what a log holds for others. So each gets a file here, which holds
+/// no more than that a key that nothing has is gone.
+fn name_tables(dir: &Path, config: &Config) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let aside = dir.join("tables");
+    make_dir(&aside)?;
+    let db = open(&aside, config)?;
+    for table in Table::ALL {
+        let table = family(&db, table)?;
+        db.delete_cf(table, [0xFF; 16])?;
+        db.flush_cf(table)?;
+    }
+    for (file, number) in db.live_files()?.iter().zip(TABLE_FILES_FROM..) {
+        fs::copy(aside.join(file.name.trim_start_matches('/')), dir.join(format!("{number:06}.sst")))?;
+    }
+    drop(db);
+    fs::remove_dir_all(aside)?;
+    Ok(())
+}
+
 fn open(dir: &Path, config: &Config) -> Result<Locked, Error> {
     let locked = lock(dir)?;
+    vet::vet(dir)?;
     if let Some(torn) = wal::cut_torn_end(dir)? {
         tracing::warn!(
             log = %torn.log.display(),
@@ -300,6 +380,7 @@ fn open(dir: &Path, config: &Config) -> Result<Locked, Error> {
             "the end of the write-ahead log is torn, as a crash leaves it, and was cut off: it was not synced yet"
         );
     }
+    vet::log_begins_anew(dir)?;
     let options = database_options(config);
     let opened = DB::open_cf_descriptors(&options, dir, families(dir, &options, config)).map_err(|cause| {
         // RocksDB has no kind of its own for this.
@@ -378,9 +459,18 @@ fn family(db: &DB, table: Table) -> Result<&ColumnFamily, Error> {
 }
 
 fn failed(doing: &'static str) -> impl FnOnce(rocksdb::Error) -> Error {
-    move |cause| Error::Engine { doing, cause: cause.into() }
+    move |cause| match cause.kind() {
+        ErrorKind::Corruption => Error::Corrupt { doing, cause: cause.into() },
+        // RocksDB has no kind of its own for a table file that is missing.
+        ErrorKind::IOError if cause.as_ref().contains("No such file") && cause.as_ref().contains(".sst") => {
+            Error::Corrupt { doing, cause: cause.into() }
+        }
+        _ => Error::Engine { doing, cause: cause.into() },
+    }
 }
 
+/// The number of the first file of [`name_tables`]: later than all that a store comes to have.
+const TABLE_FILES_FROM: u64 = 900_000_000;
 /// The property that tells the number of the oldest log that is needed.
 const OLDEST_LOG: &str = "rocksdb.min-log-number-to-keep";
 /// How long a closing waits for a backup that is being made, before the end of the process ends that too.
@@ -390,8 +480,6 @@ const STEPS_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
     use crate::{
         mqtt::QoS,

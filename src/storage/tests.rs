@@ -430,7 +430,7 @@ fn damage_is_named_and_does_not_spread() {
     let page = store.read_log(1, 1, 10, usize::MAX).unwrap();
     assert_eq!(page.len(), 1, "what stands before the damage is read");
     let error = store.read_log(1, 2, 10, usize::MAX).unwrap_err();
-    assert_eq!(error.damaged_entry(), Some((1, 2)));
+    assert_eq!(error.damaged_entries(), Some((1, 2..=2)));
     assert_eq!(error.to_string(), "damaged record in table logs, key 00000000000000010000000000000002");
     assert_eq!(store.read_log(1, 3, 10, usize::MAX).unwrap().len(), 1, "and what stands behind it");
     engine.corrupt(Table::Sessions, &keys::owner(1, keys::OwnerKey::Session), &[9]);

@@ -6,12 +6,16 @@
 //! nothing is touched. Each batch says so by its [`Mark`]. Must not know what else the batches hold.
 
 use std::{
+    fmt,
     fs::{self, File, OpenOptions},
-    io::{self, BufReader, Read},
+    io::{self, BufReader},
     path::{Path, PathBuf},
 };
 
-use super::Error;
+use super::{
+    Error,
+    frames::{self, Frame, Frames},
+};
 
 /// What a batch says of the time when it was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -79,7 +83,7 @@ pub(super) fn cut_torn_end(dir: &Path) -> Result<Option<Torn>, Error> {
 }
 
 /// All logs, oldest first.
-fn logs(dir: &Path) -> io::Result<Vec<PathBuf>> {
+pub(super) fn logs(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut logs = Vec::new();
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -91,7 +95,7 @@ fn logs(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(logs)
 }
 
-fn number(log: &Path) -> Option<u64> {
+pub(super) fn number(log: &Path) -> Option<u64> {
     log.file_name()?.to_str()?.strip_suffix(".log")?.parse().ok()
 }
 
@@ -149,7 +153,7 @@ impl Survey {
 
 enum Step {
     Batch(Batch),
-    /// Something that is no record, or one that is not whole. What comes next stands in a later block.
+    /// Something that is no record, or one that is not whole.
     Gap,
 }
 
@@ -176,123 +180,87 @@ impl Batch {
     }
 }
 
-/// One log: blocks, in which stand fragments, of which records are made. A record is a batch.
-struct Records {
-    file: BufReader<File>,
-    /// What is left of the present block.
-    block: Vec<u8>,
-    used: usize,
-    is_last: bool,
-    /// Where the present block ends.
-    end: u64,
-    /// The beginning of the record whose fragments are being read.
-    head: Option<Vec<u8>>,
-}
+/// One log. A record is a batch.
+struct Records(Frames<BufReader<File>>);
 
 impl Records {
     fn open(log: &Path) -> io::Result<Self> {
-        let file = BufReader::new(File::open(log)?);
-        Ok(Self { file, block: Vec::new(), used: 0, is_last: false, end: 0, head: None })
+        Ok(Self(Frames::new(BufReader::new(File::open(log)?))))
     }
 
     fn next(&mut self) -> io::Result<Option<Step>> {
-        loop {
-            let rest = self.block.get(self.used..).unwrap_or_default();
-            if rest.len() < HEADER {
-                if self.is_last {
-                    self.used = self.block.len();
-                    // A record that has no end is one that is not whole.
-                    let is_whole = rest.is_empty() && self.head.take().is_none();
-                    return Ok((!is_whole).then_some(Step::Gap));
+        let step = self.0.next()?.map(|frame| match frame {
+            Frame::Record(record) => Batch::parse(record, 0).map_or(Step::Gap, Step::Batch),
+            Frame::Hole { .. } => Step::Gap,
+        });
+        let end = self.0.position();
+        Ok(step.map(|step| match step {
+            Step::Batch(batch) => Step::Batch(Batch { end, ..batch }),
+            gap => gap,
+        }))
+    }
+}
+
+/// What of a log cannot be read.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Unread {
+    log: PathBuf,
+    at: u64,
+    bytes: u64,
+    /// How many changes it held, where what stands behind it tells.
+    changes: Option<u64>,
+}
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} bytes from byte {} on cannot be read", self.log.display(), self.bytes, self.at)?;
+        self.changes.map_or(Ok(()), |changes| write!(f, ", and held {changes} changes"))
+    }
+}
+
+/// Writes all whole records of the logs in `dir` to files of the same name in `copy`, for a salvage: the engine itself would leave out what
+/// stands behind a damaged one, too.
+pub(super) fn copy_whole_records(dir: &Path, copy: &Path) -> io::Result<Vec<Unread>> {
+    let mut all = Vec::new();
+    let mut next: Option<u64> = None;
+    for log in logs(dir)? {
+        let mut frames = Frames::new(BufReader::new(File::open(&log)?));
+        let mut whole = Vec::new();
+        let mut unread: Option<Unread> = None;
+        while let Some(frame) = frames.next()? {
+            match frame {
+                Frame::Hole { at, len } => {
+                    let none = || Unread { log: log.clone(), at, bytes: 0, changes: None };
+                    unread.get_or_insert_with(none).bytes += len;
                 }
-                self.read_block()?;
-                continue;
+                Frame::Record(record) => {
+                    frames::append(&mut whole, record);
+                    let Some(batch) = Batch::parse(record, 0) else { continue };
+                    if let Some(unread) = unread.take() {
+                        let changes = next.and_then(|next| batch.first.checked_sub(next));
+                        all.push(Unread { changes, ..unread });
+                    }
+                    next = Some(batch.first + u64::from(batch.count));
+                }
             }
-            let Some((kind, bytes)) = fragment(rest) else { return Ok(Some(self.gap())) };
-            self.used += HEADER + bytes.len();
-            let (is_first, is_end) = match kind {
-                FULL => (true, true),
-                FIRST => (true, false),
-                MIDDLE => (false, false),
-                LAST => (false, true),
-                // Of the log itself.
-                _ => continue,
-            };
-            if is_first != self.head.is_none() {
-                return Ok(Some(self.gap()));
-            }
-            let mut head = self.head.take().unwrap_or_default();
-            let wanted = HEAD.saturating_sub(head.len()).min(bytes.len());
-            head.extend_from_slice(bytes.get(..wanted).unwrap_or_default());
-            if !is_end {
-                self.head = Some(head);
-                continue;
-            }
-            let end = self.end - (self.block.len() - self.used) as u64;
-            return Ok(Some(Batch::parse(&head, end).map_or(Step::Gap, Step::Batch)));
         }
+        all.extend(unread);
+        fs::write(copy.join(log.file_name().unwrap_or_default()), whole)?;
     }
-
-    /// The rest of the block means nothing: where the next fragment begins is not known.
-    fn gap(&mut self) -> Step {
-        self.used = self.block.len();
-        self.head = None;
-        Step::Gap
-    }
-
-    fn read_block(&mut self) -> io::Result<()> {
-        self.block.clear();
-        self.used = 0;
-        let read = self.file.by_ref().take(BLOCK).read_to_end(&mut self.block)? as u64;
-        self.end += read;
-        self.is_last = read < BLOCK;
-        Ok(())
-    }
+    Ok(all)
 }
 
-/// The fragment at the beginning of `bytes`, if it is sound: its kind and what it holds.
-fn fragment(bytes: &[u8]) -> Option<(u8, &[u8])> {
-    let (&[a, b, c, d, low, high, kind], rest) = bytes.split_first_chunk::<HEADER>()?;
-    let content = rest.get(..u16::from_le_bytes([low, high]).into())?;
-    let checksum = crc32c(&[kind], content);
-    let masked = checksum.rotate_right(15).wrapping_add(0xa282_ead8);
-    (masked == u32::from_le_bytes([a, b, c, d])).then_some((kind, content))
-}
-
-/// CRC-32C of both.
-fn crc32c(first: &[u8], second: &[u8]) -> u32 {
-    !first.iter().chain(second).fold(!0, |sum, byte| {
-        let at = (sum ^ u32::from(*byte)) & 0xff;
-        (sum >> 8) ^ CRC.get(at as usize).copied().unwrap_or_default()
-    })
-}
-
-const CRC: [u32; 256] = {
-    let mut table = [0; 256];
-    let mut at = 0;
-    while at < 256 {
-        let (mut sum, mut bit) = (at as u32, 0);
-        while bit < 8 {
-            sum = (sum >> 1) ^ (if sum & 1 == 1 { 0x82f6_3b78 } else { 0 });
-            bit += 1;
+/// The number of the first change in these logs, unless something stands before it that cannot be read.
+pub(super) fn first_change(logs: &[PathBuf]) -> io::Result<Option<u64>> {
+    for log in logs {
+        match Records::open(log)?.next()? {
+            Some(Step::Batch(batch)) => return Ok(Some(batch.first)),
+            Some(Step::Gap) => return Ok(None),
+            None => {}
         }
-        #[allow(clippy::indexing_slicing, reason = "when this is compiled")]
-        {
-            table[at] = sum;
-        }
-        at += 1;
     }
-    table
-};
+    Ok(None)
+}
 
-/// Bytes of a block, and of the head of a fragment in it. A fragment does not cross blocks.
-const BLOCK: u64 = 32 << 10;
-const HEADER: usize = 7;
-const FULL: u8 = 1;
-const FIRST: u8 = 2;
-const MIDDLE: u8 = 3;
-const LAST: u8 = 4;
 /// In a batch: log data follow.
 const LOG_DATA: u8 = 3;
-/// The part of a batch that is looked at: sequence number, count, and a mark with its tag and length.
-const HEAD: usize = 8 + 4 + 2 + 16;

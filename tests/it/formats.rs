@@ -13,7 +13,7 @@ use crate::support::{
 const LARGE: usize = 2_000;
 
 /// Puts one of everything into the store, and leaves it under way.
-fn fill(broker: &mut Broker) {
+pub fn fill(broker: &mut Broker) {
     let mut reader = broker.connect(&reader());
     let number = (property::SUBSCRIPTION_ID, Value::Variable(77));
     reader.subscribe_with(&[number], &[("queue/+", 2 | 8)]);
@@ -45,14 +45,14 @@ fn fill(broker: &mut Broker) {
 
 /// Handshakes in each step, in both directions, and the leases of a shared group.
 fn under_way(broker: &Broker, publisher: &mut Client) {
-    let mut device = broker.connect(&Connect::v5("device").persistent());
+    let mut device = broker.connect(&kept("device"));
     for (id, payload) in [(5, "received"), (6, "completed")] {
         device.send_publish(&Publish { id, ..publish_of("queue/c", payload, 2) });
         assert_eq!(device.acknowledged(PUBREC, id), 0);
     }
     device.send(&wire::ack(PUBREL, 6));
     assert_eq!(device.acknowledged(PUBCOMP, 6), 0);
-    let mut taker = broker.connect(&Connect::v5("taker").persistent());
+    let mut taker = broker.connect(&kept("taker"));
     taker.subscribe("steps", 2);
     for (payload, qos) in [("one", 1), ("two", 2), ("received", 2), ("done", 1)] {
         publisher.publish("steps", payload, qos);
@@ -62,7 +62,7 @@ fn under_way(broker: &Broker, publisher: &mut Client) {
     taker.acknowledged(PUBREL, sent[2].id);
     taker.send(&wire::ack(PUBACK, sent[3].id));
     taker.ping();
-    let mut holder = broker.connect(&Connect::v5("holder").persistent());
+    let mut holder = broker.connect(&kept("holder"));
     holder.subscribe("$share/group/work", 2);
     publisher.publish("work", "held", 2);
     publisher.publish("work", "half", 2);
@@ -70,15 +70,20 @@ fn under_way(broker: &Broker, publisher: &mut Client) {
     let half = holder.delivery();
     holder.send(&wire::ack(PUBREC, half.id));
     holder.acknowledged(PUBREL, half.id);
-    let mut member = broker.connect(&Connect::v5("member").persistent());
+    let mut member = broker.connect(&kept("member"));
     member.subscribe("$share/group/work", 1);
     member.disconnect();
     // Somebody waits for what was acknowledged.
     publisher.publish("queue/b", "third", 1);
 }
 
-fn reader() -> Connect {
-    Connect::v5("reader").persistent()
+pub fn reader() -> Connect {
+    kept("reader")
+}
+
+/// A session that is there however old the store is.
+pub fn kept(client_id: &str) -> Connect {
+    Connect::v5(client_id).clean(false).expiry(u32::MAX)
 }
 
 /// All that [`fill`] left is there, and goes on where it stood.
@@ -115,17 +120,17 @@ fn find_all(broker: &Broker) {
 }
 
 fn steps_go_on(broker: &Broker) {
-    let mut device = broker.connect(&Connect::v5("device").persistent());
+    let mut device = broker.connect(&kept("device"));
     assert!(device.session_present());
     device.send_publish(&Publish { id: 5, dup: true, ..publish_of("steps", "a second time", 2) });
     assert_eq!(device.acknowledged(PUBREC, 5), 0);
     device.send_publish(&Publish { id: 6, ..publish_of("steps", "new under an old id", 2) });
     assert_eq!(device.acknowledged(PUBREC, 6), 0);
     device.send(&wire::ack(PUBREL, 6));
-    let mut taker = broker.connect(&Connect::v5("taker").persistent());
+    let mut taker = broker.connect(&kept("taker"));
     assert!(taker.session_present());
     assert_eq!(publishes(&mut taker, 3, 1), ["one", "two", "new under an old id"]);
-    let mut holder = broker.connect(&Connect::v5("holder").persistent());
+    let mut holder = broker.connect(&kept("holder"));
     assert!(holder.session_present());
     assert_eq!(publishes(&mut holder, 1, 1), ["held"]);
 }
@@ -184,6 +189,6 @@ fn stores_of_earlier_releases_are_taken_over() {
     assert!(found > 0, "stores of earlier releases");
 }
 
-fn tar(args: &[&std::ffi::OsStr]) {
+pub fn tar(args: &[&std::ffi::OsStr]) {
     assert!(Command::new("tar").args(args).status().unwrap().success());
 }

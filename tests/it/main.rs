@@ -20,6 +20,8 @@ mod config_files;
 mod conformance;
 mod control;
 #[cfg(feature = "rocksdb")]
+mod damage;
+#[cfg(feature = "rocksdb")]
 mod disk_faults;
 mod drain;
 #[cfg(feature = "rocksdb")]
@@ -39,6 +41,8 @@ mod mosquitto_oracle;
 mod neighbours;
 mod publish_rate;
 mod queues;
+#[cfg(feature = "rocksdb")]
+mod recovering;
 mod replay;
 mod resuming;
 mod retain_source;

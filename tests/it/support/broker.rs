@@ -36,6 +36,10 @@ pub struct Setup {
     listeners: usize,
     /// The data directory is a file system of its own, of so many MiB.
     disk_mib: Option<u32>,
+    /// The data directory is mounted read-only.
+    read_only: bool,
+    /// The data directory, where it is another one's.
+    elsewhere: Option<PathBuf>,
 }
 
 impl Setup {
@@ -49,6 +53,8 @@ impl Setup {
             log_format: "json",
             listeners: 0,
             disk_mib: None,
+            read_only: false,
+            elsewhere: None,
         }
     }
 
@@ -89,6 +95,16 @@ impl Setup {
         self
     }
 
+    /// With its data directory mounted read-only.
+    pub fn read_only(self) -> Self {
+        Self { read_only: true, ..self }
+    }
+
+    /// On this data directory.
+    pub fn on(self, data_dir: &Path) -> Self {
+        Self { elsewhere: Some(data_dir.to_owned()), ..self }
+    }
+
     /// With one more argument.
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().into());
@@ -108,12 +124,26 @@ impl Setup {
         broker
     }
 
+    /// Starts it and waits until it listens, or ends by itself: what it printed then, and its exit code.
+    pub fn try_start(self) -> Result<Broker, Output> {
+        let mut broker = Broker { running: None, addresses: Vec::new(), log: Arc::default(), setup: self };
+        match broker.try_spawn() {
+            Ok(()) => Ok(broker),
+            Err(status) => {
+                broker.reap();
+                let stderr = broker.log_lines().join("\n").into_bytes();
+                Err(Output { status, stdout: Vec::new(), stderr })
+            }
+        }
+    }
+
     /// Runs it, expecting that it ends by itself: what it printed and its exit code.
     pub fn refused(self) -> Output {
         self.run_in_vain()
     }
 
-    fn run_in_vain(&self) -> Output {
+    /// As [`Setup::refused`], of one that is kept.
+    pub fn run_in_vain(&self) -> Output {
         let mut child = self.command().spawn().expect("the broker's program");
         let pid = Pid::from_child(&child);
         let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
@@ -129,6 +159,7 @@ impl Setup {
 
     fn command(&self) -> Command {
         let mut command = match self.disk_mib {
+            None if self.read_only => read_only(&self.data_dir()),
             None => pinnace(),
             Some(mib) => on_a_disk_of(mib, &self.data_dir()),
         };
@@ -145,7 +176,7 @@ impl Setup {
 
     /// The data directory, before anything is mounted there.
     pub fn data_dir(&self) -> PathBuf {
-        self.dir.path().join("data")
+        self.elsewhere.clone().unwrap_or_else(|| self.dir.path().join("data"))
     }
 }
 
@@ -161,11 +192,20 @@ pub fn pinnace() -> Command {
     command
 }
 
-/// The program behind a mount of its own; its process is the one that is started.
+/// The program behind a file system of its own.
 fn on_a_disk_of(mib: u32, dir: &Path) -> Command {
-    let mount = format!("mount -t tmpfs -o size={mib}m tmpfs \"$0\" && exec \"$@\"");
+    behind(&format!("mount -t tmpfs -o size={mib}m tmpfs \"$0\""), dir)
+}
+
+/// The program, which cannot write there.
+fn read_only(dir: &Path) -> Command {
+    behind("mount --bind \"$0\" \"$0\" && mount -o remount,ro,bind \"$0\"", dir)
+}
+
+/// The program behind a mount of its own; its process is the one that is started.
+fn behind(mount: &str, dir: &Path) -> Command {
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &mount]);
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &format!("{mount} && exec \"$@\"")]);
     command.arg(dir).arg(env!("CARGO_BIN_EXE_pinnace"));
     command
 }
@@ -195,6 +235,12 @@ impl Broker {
     }
 
     fn spawn(&mut self) {
+        if let Err(status) = self.try_spawn() {
+            panic!("the broker does not listen ({status}); its log:\n{}", self.log_lines().join("\n"));
+        }
+    }
+
+    fn try_spawn(&mut self) -> Result<(), ExitStatus> {
         let mut child = self.setup.command().spawn().expect("the broker's program");
         let from = self.log.lines.lock().unwrap().len();
         let readers = [self.log.follow(child.stderr.take().unwrap()), self.log.follow(child.stdout.take().unwrap())];
@@ -204,14 +250,12 @@ impl Broker {
             let lines = self.log.since(from);
             self.addresses = lines.iter().filter_map(|line| listening(line)).collect();
             if self.addresses.len() >= self.setup.listeners.max(1) {
-                return;
+                return Ok(());
             }
-            let exited = self.running.as_mut().and_then(|running| running.child.try_wait().unwrap());
-            assert!(
-                exited.is_none() && Instant::now() < deadline,
-                "the broker does not listen ({exited:?}); its log:\n{}",
-                lines.join("\n")
-            );
+            if let Some(status) = self.running.as_mut().and_then(|running| running.child.try_wait().unwrap()) {
+                return Err(status);
+            }
+            assert!(Instant::now() < deadline, "the broker does not listen; its log:\n{}", lines.join("\n"));
             self.log.wait(from + lines.len(), Duration::from_millis(100));
         }
     }
@@ -383,16 +427,7 @@ impl Broker {
 
     /// One request over the control socket: the status code and the JSON.
     pub fn control(&self, method: &str, path: &str) -> (u16, Json) {
-        let mut socket = UnixStream::connect(self.data_dir().join("control.sock")).expect("a control socket");
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(socket, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-            .unwrap();
-        let answer = String::from_utf8(read_all(&mut socket)).unwrap();
-        let code = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status line");
-        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-        // A chunked body carries its lengths; the JSON is what stands between the outermost braces.
-        let json = body.find('{').zip(body.rfind('}')).map_or("null", |(from, to)| &body[from..=to]);
-        (code, serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {answer}")))
+        control(&self.data_dir().join("control.sock"), method, path).expect("a control socket")
     }
 
     /// What `pinnace status` is fed with.
@@ -447,6 +482,23 @@ impl Drop for Broker {
             panic!("the broker panicked: {line}");
         }
     }
+}
+
+/// What a broker says of itself that may not be there yet.
+pub fn try_status(socket: &Path) -> Option<Json> {
+    control(socket, "GET", "/v1/status").ok().map(|(_, status)| status)
+}
+
+fn control(socket: &Path, method: &str, path: &str) -> std::io::Result<(u16, Json)> {
+    let mut socket = UnixStream::connect(socket)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    write!(socket, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")?;
+    let answer = String::from_utf8(read_all(&mut socket)).unwrap();
+    let code = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status line");
+    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    // A chunked body carries its lengths; the JSON is what stands between the outermost braces.
+    let json = body.find('{').zip(body.rfind('}')).map_or("null", |(from, to)| &body[from..=to]);
+    Ok((code, serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {answer}"))))
 }
 
 /// The first value with this key, at any depth.
