@@ -3,7 +3,6 @@
 //! Must not know what a page holds, nor how it is sent.
 
 use std::{
-    fmt,
     future::Future,
     pin::Pin,
     sync::{
@@ -15,7 +14,7 @@ use std::{
 
 use tokio::{
     sync::Semaphore,
-    task::{JoinError, spawn_blocking},
+    task::{JoinError, JoinHandle, spawn_blocking},
 };
 
 use crate::session::Delivery;
@@ -48,10 +47,10 @@ pub struct Held {
     bytes: usize,
 }
 
-/// A page that is being read.
-pub struct Reading<T = LogPage>(Pin<Box<Read<T>>>);
-
-type Read<T> = dyn Future<Output = Result<Result<T, LogError>, JoinError>> + Send;
+/// A page that is being read, by a task of its own: whose turn it is reads, although its client may have no room just then. Dropped, it does
+/// not wait for its turn any more.
+#[derive(Debug)]
+pub struct Reading<T = LogPage>(JoinHandle<Result<Result<T, LogError>, JoinError>>);
 
 impl Pages {
     pub(super) fn new(most: u64) -> Self {
@@ -96,13 +95,13 @@ impl<T> Future for Reading<T> {
     type Output = Result<Result<T, LogError>, JoinError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(cx)
+        Pin::new(&mut self.0).poll(cx).map(|read| read.and_then(|read| read))
     }
 }
 
-impl<T> fmt::Debug for Reading<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Reading")
+impl<T> Drop for Reading<T> {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -125,13 +124,13 @@ impl Broker {
         read: impl FnOnce(&Self) -> Result<T, LogError> + Send + 'static,
     ) -> Reading<T> {
         let broker = self.clone();
-        Reading(Box::pin(async move {
+        Reading(tokio::spawn(async move {
             let turn = broker.pages.readers.clone().acquire_owned().await;
-            spawn_blocking(move || {
+            let read = spawn_blocking(move || {
                 let _turn = turn;
                 read(&broker)
-            })
-            .await
+            });
+            read.await
         }))
     }
 

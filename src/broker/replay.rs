@@ -209,8 +209,8 @@ impl Broker {
         Ok(())
     }
 
-    /// Takes what of `page` there is room for; the replay goes on behind it. Gives what is to be sent now. The rest is appended to the log of a session
-    /// that the store keeps, with how far it came: that survives the connection, and QoS 2 a crash.
+    /// Takes what of `page` there is room for; the replay goes on behind it. Gives what is to be sent now. The rest is appended to the log of
+    /// a session that the store keeps, with how far it came: that survives the connection, and QoS 2 a crash.
     #[must_use]
     pub fn take_page(&self, client: &mut Client, turn: &mut Turn, page: &mut Page, now: Timestamp) -> Vec<Delivery> {
         let mut direct = Vec::new();

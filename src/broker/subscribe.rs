@@ -18,8 +18,8 @@ use crate::{
 use super::{Broker, Client, Throttle, Turn, mailbox::delivery, publish::lower, sys};
 
 impl Broker {
-    /// A SUBSCRIBE. What is retained and a filter asks for follows its SUBACK, by [`Broker::replay_page`]; gives what the broker tells of itself, which
-    /// follows it, too. `waiting` is how much of that is not sent yet.
+    /// A SUBSCRIBE. What is retained and a filter asks for follows its SUBACK, by [`Broker::replay_page`]; gives what the broker tells of itself,
+    /// which follows it, too. `waiting` is how much of that is not sent yet.
     pub fn subscribe(
         &self,
         client: &mut Client,

@@ -17,8 +17,8 @@ use super::{TopicFilter, TopicName};
 
 /// A map whose order is that of the topic tree: each topic stands before all that is below it, and nothing else comes between.
 ///
-/// A key is the topic with its slashes as NUL, which no topic holds [MQTT-4.7.3-2] and nothing sorts before. So all below a topic is one range, and a walk
-/// along a filter passes over what does not match by whole ranges.
+/// A key is the topic with its slashes as NUL, which no topic holds [MQTT-4.7.3-2] and nothing sorts before. So all below a topic is one
+/// range, and a walk along a filter passes over what does not match by whole ranges.
 #[derive(Debug, Clone)]
 pub struct TopicMap<V> {
     by_key: BTreeMap<Box<[u8]>, V>,
@@ -83,8 +83,8 @@ impl<V> TopicMap<V> {
         self.range(&from.0).map(|(key, value)| (Key(key), value))
     }
 
-    /// Gives `each` what `filter` matches from `from` on, in order, until it breaks, or `steps` topics were looked at that it matches or that lead to the
-    /// next one. Where the rest begins; none at the end.
+    /// Gives `each` what `filter` matches from `from` on, in order, until it breaks, or `steps` topics were looked at: those that match, and
+    /// those that lead to the next one. Where the rest begins; none at the end.
     pub fn walk<'a>(
         &'a self,
         filter: &TopicFilter,

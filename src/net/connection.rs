@@ -11,7 +11,7 @@ use std::{
     collections::VecDeque,
     future::{Future, poll_fn},
     io::IoSlice,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, ready},
 };
@@ -57,6 +57,8 @@ pub(super) struct Connection {
     /// What the broker tells of itself, for new subscriptions; each waits until its SUBACK has left.
     told: VecDeque<(u64, Delivery)>,
     replaying: Replaying,
+    /// It went on in this turn.
+    replayed: bool,
     /// What comes live is sent before what is retained, the next time that there is room.
     live_first: bool,
     mail: VecDeque<Delivery>,
@@ -112,6 +114,7 @@ impl Connection {
             held: None,
             told: VecDeque::new(),
             replaying: Replaying::Nothing,
+            replayed: false,
             live_first: false,
             mail: VecDeque::new(),
             sent: 0,
@@ -241,6 +244,11 @@ impl Connection {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
         for _ in 0..TURNS_PER_POLL {
             match self.turn(cx) {
+                Ok(Progress::Some) if std::mem::take(&mut self.replayed) => {
+                    // It goes on once the sockets were looked at: others have less to send, and wait for it.
+                    let _ = pin!(tokio::task::yield_now()).poll(cx);
+                    return Poll::Pending;
+                }
                 Ok(Progress::Some) => {}
                 Ok(Progress::None) => return Poll::Pending,
                 Err(ended) => return Poll::Ready(ended),
@@ -296,9 +304,9 @@ impl Connection {
         self.overfull |= raised & Signal::OVERFULL != 0;
         let read = self.read(cx, now)?;
         let before = self.outbox.len();
-        let replayed = !self.draining && self.deliver(cx, now)?;
+        self.replayed = !self.draining && self.deliver(cx, now)?;
         self.check_deadline(cx, now)?;
-        let progress = matches!(read, Progress::Some) || replayed || self.outbox.len() != before;
+        let progress = matches!(read, Progress::Some) || self.replayed || self.outbox.len() != before;
         Ok(if progress { Progress::Some } else { Progress::None })
     }
 
