@@ -494,6 +494,6 @@ const DESCRIPTORS_KEPT: u64 = 512;
 /// How many of the sessions, and of the shared groups, that drop messages `pinnace status` names.
 const DROPPERS_TOLD: usize = 10;
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
-const SWEEP_AT_ONCE: usize = 256;
+const SWEEP_AT_ONCE: usize = 32;
 const POLL: Duration = Duration::from_millis(50);
 const MEND_PAUSE_MAX: Duration = Duration::from_secs(5);

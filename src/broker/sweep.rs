@@ -77,7 +77,7 @@ impl Sweep {
 }
 
 impl Broker {
-    /// Does what is due at `now`, at most `limit` things; `true` where more is due.
+    /// Does what is due at `now`, at most `limit` things; `true` where more is due. Retained messages are only looked at: more of them.
     pub fn sweep(self: &Arc<Self>, now: Timestamp, limit: usize) -> bool {
         self.tell_drops(now);
         for _ in 0..limit {
@@ -85,7 +85,7 @@ impl Broker {
             if *rebuilding {
                 return false;
             }
-            let Some(due) = self.sweep.take_due(now) else { return self.expire_retained(now, limit) };
+            let Some(due) = self.sweep.take_due(now) else { return self.expire_retained(now, 16 * limit) };
             match due {
                 Due::Session(id) => {
                     if let Some(client_id) = self.client_id_of(id) {
