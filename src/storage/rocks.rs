@@ -425,6 +425,8 @@ fn database_options(config: &Config) -> Options {
     options.set_keep_log_file_num(3);
     options.set_max_log_file_size(1 << 20);
     options.set_stats_dump_period_sec(0);
+    // The list of files is written anew when it has this size; RocksDB's default is a gigabyte.
+    options.set_max_manifest_file_size(4 << 20);
     options
 }
 
