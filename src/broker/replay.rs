@@ -218,7 +218,8 @@ impl Broker {
             self.store.write(|batch| self.log_page(client, turn, page, batch, &mut direct, now));
         } else {
             let mut room = client.direct_room();
-            while let Some(delivery) = page.front()
+            while direct.len() < SENT_AT_ONCE
+                && let Some(delivery) = page.front()
                 && (delivery.qos == QoS::AtMostOnce || room > 0)
             {
                 room -= usize::from(delivery.qos != QoS::AtMostOnce);
@@ -326,5 +327,7 @@ impl<'a> Authors<'a> {
 
 /// How many messages a page has that is sent past the log, however few there is room for at once.
 const PAGE_AT_LEAST: usize = 32;
+/// How many messages are sent in one turn: others wait that long. A page is larger, since each costs a look into the store's files.
+const SENT_AT_ONCE: usize = 32;
 /// How many packet ids there are for what no log holds.
 const DIRECT_IDS: usize = 32_768;
