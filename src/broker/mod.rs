@@ -27,7 +27,7 @@ pub mod time;
 mod will;
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
@@ -60,7 +60,7 @@ use crate::{
     mqtt::{Outbox, PacketId, QoS, ReasonCode, Shown, Timestamp, packet::Connect},
     router::{Generations, Router, Target},
     session::{Delivery, Reply, Session, Settled, Source, Terms},
-    storage::{LogEntry, OpenEntry, Outcome, Step, Store, StoredSession, UNSTORED},
+    storage::{LogEntry, Lsn, OpenEntry, Outcome, Step, Store, StoredSession, UNSTORED},
 };
 use group::Groups;
 use mailbox::Extent;
@@ -101,8 +101,8 @@ pub struct Broker {
     queues: Arc<Queues>,
     pages: Arc<Pages>,
     next_unstored_id: AtomicU64,
-    /// Sessions whose Will was published by a commit that failed.
-    unpublished_wills: Arc<Mutex<HashSet<u64>>>,
+    /// Sessions whose Will is published by a commit that is under way or has failed, and that commit.
+    unpublished_wills: Arc<Mutex<HashMap<u64, Lsn>>>,
     /// Whether everything is being read from the store anew: nobody is let in meanwhile.
     rebuilding: RwLock<bool>,
     /// Set once the broker stops.
@@ -491,7 +491,7 @@ impl Broker {
     /// What became of commit `lsn`, in the session's words.
     #[must_use]
     pub fn commit(&self, lsn: u64) -> crate::session::Commit {
-        match self.store.outcome(crate::storage::Lsn(lsn)) {
+        match self.store.outcome(Lsn(lsn)) {
             Outcome::Pending => crate::session::Commit::Pending,
             Outcome::Durable => crate::session::Commit::Done,
             Outcome::Failed => crate::session::Commit::Failed,
@@ -501,7 +501,7 @@ impl Broker {
     /// The same; `waker` is woken once the outcome of a pending one is known.
     pub fn when_committed(&self, lsn: u64, waker: &Waker) -> crate::session::Commit {
         if self.commit(lsn) == crate::session::Commit::Pending {
-            self.store.when_committed(crate::storage::Lsn(lsn), waker);
+            self.store.when_committed(Lsn(lsn), waker);
         }
         self.commit(lsn)
     }

@@ -461,7 +461,7 @@ impl Broker {
                     if receiver.logged && matched.qos == QoS::ExactlyOnce {
                         // Its packet id comes from the log. Were the entry lost and the id given to a durable one, the client would
                         // take that for a duplicate.
-                        route.level_exactly_once = level.max(self.store.durability().level());
+                        route.level_exactly_once = level.max(self.store.session_level());
                     }
                     To::Receiver(receiver)
                 }

@@ -3,7 +3,7 @@
 //! Must not know how records are encoded.
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -14,8 +14,8 @@ use crate::{
     mqtt::{Filter, PacketId, Timestamp, topic::InvalidTopic},
     session::{LogView, Open, Session},
     storage::{
-        self, Batch, LogEntry, OpenEntry, Orphan, Recovered, RecoveredLog, Step, StoredSession, StoredSubscription,
-        StoredWill,
+        self, Batch, LogEntry, Lsn, OpenEntry, Orphan, Outcome, Recovered, RecoveredLog, Step, StoredSession,
+        StoredSubscription, StoredWill,
     },
 };
 
@@ -281,9 +281,10 @@ impl Broker {
     /// the commit that says so failed. The Wills that it knows are those that are due, and those whose publication failed.
     fn discard_ended(&self, found: &mut Found, old: &Clients, now: Timestamp) {
         let ended: Vec<_> = found.sessions.extract_if(.., |session| !old.contains_key(&session.stored.id)).collect();
-        let unpublished = std::mem::take(&mut *self.unpublished_wills.lock());
+        let has_failed = |_: &u64, lsn: &mut Lsn| self.store.outcome(*lsn) == Outcome::Failed;
+        let unpublished: HashMap<_, _> = self.unpublished_wills.lock().extract_if(has_failed).collect();
         let (again, mut wills): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut found.wills).into_iter().partition(|will| unpublished.contains(&will.session));
+            std::mem::take(&mut found.wills).into_iter().partition(|will| unpublished.contains_key(&will.session));
         found.wills = again.into_iter().map(|will| StoredWill { due_at: Some(now), ..will }).collect();
         wills.retain(|will| match old.get(&will.session) {
             Some(client) => client.will.is_none(),

@@ -118,13 +118,16 @@ impl Broker {
     pub(super) fn will_done(&self, session: u64, again: bool, batch: &mut Batch) {
         batch.delete_will(session);
         if again {
-            let unpublished = self.unpublished_wills.clone();
-            let note = move |outcome| {
-                if outcome == Outcome::Failed {
-                    unpublished.lock().insert(session);
+            let (unpublished, lsn) = (self.unpublished_wills.clone(), batch.lsn());
+            // Noted before it can fail: a rebuilding that follows the failure at once finds it.
+            unpublished.lock().insert(session, lsn);
+            let published = move |outcome| {
+                let mut unpublished = unpublished.lock();
+                if outcome == Outcome::Durable && unpublished.get(&session) == Some(&lsn) {
+                    unpublished.remove(&session);
                 }
             };
-            batch.after_commit(self.store.durability().level(), Box::new(note));
+            batch.after_commit(self.store.session_level(), Box::new(published));
         }
     }
 }

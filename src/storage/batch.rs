@@ -21,8 +21,8 @@ pub struct Batch {
     pub(super) ops: Ops,
     /// Somebody waits for this batch: write it soon, and synced if that is what they need.
     pub(super) required: Option<Level>,
-    /// As durable as the store is.
-    level: Level,
+    /// See [`super::Store::session_level`].
+    pub(super) session_level: Level,
     pub(super) callbacks: Vec<Callback>,
     /// Logs that this batch discards.
     pub(super) garbage: Vec<Garbage>,
@@ -67,9 +67,9 @@ impl Batch {
         self.required = self.required.max(Some(level));
     }
 
-    /// [`Batch::require`], as durable as the store is: for what belongs to no topic.
+    /// [`Batch::require`], at [`super::Store::session_level`]: for what belongs to no topic.
     pub fn require_durable(&mut self) {
-        self.require(self.level);
+        self.require(self.session_level);
     }
 
     /// Runs `f` once the outcome of this batch at `level` is known, in the order of these calls, after the outcome is visible in
@@ -235,12 +235,12 @@ impl Batch {
         self.delete_owner(log);
     }
 
-    pub(super) fn new(opened: Opened, level: Level) -> (Self, Vec<Garbage>) {
+    pub(super) fn new(opened: Opened, session_level: Level) -> (Self, Vec<Garbage>) {
         let mut batch = Self {
             lsn: Lsn(1),
             ops: Ops::default(),
             required: None,
-            level,
+            session_level,
             callbacks: Vec::new(),
             garbage: Vec::new(),
             freed: 0,

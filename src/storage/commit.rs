@@ -126,6 +126,10 @@ impl Committer {
         &self.config
     }
 
+    pub(super) fn keep_sessions_at(&self, level: Level) {
+        self.open.lock().batch.session_level = level;
+    }
+
     /// See [`super::Store::write`].
     pub(super) fn write<R>(&self, f: impl FnOnce(&mut Batch) -> R) -> (R, Lsn) {
         let mut open = self.open.lock();

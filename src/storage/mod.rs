@@ -212,7 +212,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::InUse`], [`Error::NewerFormat`], [`Error::UnknownFormat`], [`Error::NoEngine`], [`Error::Engine`],
-    /// [`Error::Damaged`].
+    /// [`Error::Damaged`], [`Error::DamagedLog`].
     pub fn open(dir: &Path, config: &Config) -> Result<Self, Error> {
         match config.durability {
             Durability::Memory => Self::with_engine(Arc::new(MemoryEngine::new()), config),
@@ -239,6 +239,7 @@ impl Store {
     #[must_use]
     pub fn with_rules(mut self, rules: Rules) -> Self {
         self.rules = rules;
+        self.committer.keep_sessions_at(self.session_level());
         self
     }
 
@@ -301,6 +302,13 @@ impl Store {
     #[must_use]
     pub fn level(&self, topic: &TopicName) -> Level {
         self.rules.of(topic).map_or_else(|| self.durability().level(), |(_, rule)| rule.level)
+    }
+
+    /// What the acknowledgement of session state waits for: as the store is, and not less than any topic that a rule keeps. Else a power
+    /// cut would bring a packet id back that was done with, and the message that has it next would be taken for a duplicate.
+    #[must_use]
+    pub fn session_level(&self) -> Level {
+        self.rules.rules.iter().map(|rule| rule.level).fold(self.durability().level(), Level::max)
     }
 
     /// What has become of a batch. Two atomic loads, unless something failed.

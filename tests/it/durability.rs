@@ -157,6 +157,35 @@ fn a_qos_2_message_for_a_kept_session_is_kept_as_well_as_the_session() {
     }
 }
 
+/// A rule for `fsync` has session state synced: a packet id that came back in a power cut after its PUBCOMP would have the next message to that topic
+/// taken for a duplicate, and CONNACK accepts a Will to it.
+#[test]
+fn session_state_is_kept_as_well_as_the_best_kept_topic() {
+    for (level, synced) in [("fsync", 1), ("os", 0)] {
+        let rules = format!("[[durability.rule]]\nfilter = \"alarm\"\nlevel = \"{level}\"\n");
+        let broker = Setup::new().durability("os").config(&rules).start();
+        let syncs = || find(&broker.status(), "syncs").and_then(serde_json::Value::as_u64).unwrap();
+        let mut before = syncs();
+        let mut expect = |what: &str| {
+            assert_eq!(syncs() - before, synced, "{what} with {level}");
+            before = syncs();
+        };
+        let volatile = broker.connect(&Connect::v5("volatile").will(Will::new("alarm", "gone").qos(1)));
+        expect("CONNACK with a Will");
+        let mut client = broker.connect(&Connect::v5("device").persistent());
+        expect("CONNACK");
+        client.subscribe("t", 2);
+        expect("SUBACK");
+        client.send_publish(&Publish { id: 1, ..publish_of("alarm", "x", 2) });
+        client.acknowledged(PUBREC, 1);
+        expect("PUBREC");
+        client.send(&wire::ack(PUBREL, 1));
+        assert_eq!(client.acknowledged(PUBCOMP, 1), 0);
+        expect("PUBCOMP");
+        drop(volatile);
+    }
+}
+
 /// Retained messages survive as they are, and cleared ones stay cleared.
 #[test]
 fn retained_messages_survive() {
