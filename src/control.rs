@@ -5,6 +5,7 @@
 
 use std::{
     fs, io,
+    num::NonZeroU32,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -37,7 +38,7 @@ pub struct Control {
 }
 
 /// What [`Control::backup`] is.
-pub type Backup = dyn Fn(&Path, Option<usize>) -> Result<Value, String> + Send + Sync;
+pub type Backup = dyn Fn(&Path, Option<NonZeroU32>) -> Result<Value, String> + Send + Sync;
 
 /// The socket, ready to serve. Its file goes with it.
 #[derive(Debug)]
@@ -123,7 +124,7 @@ async fn drain(State(control): State<Control>) -> Json<Value> {
 #[serde(deny_unknown_fields)]
 struct BackupRequest {
     dir: PathBuf,
-    keep: Option<usize>,
+    keep: Option<NonZeroU32>,
 }
 
 async fn backup(State(control): State<Control>, Json(wanted): Json<BackupRequest>) -> Response {
@@ -148,5 +149,22 @@ async fn blocking(work: impl FnOnce() -> Result<Value, String> + Send + 'static)
         Ok(Ok(answer)) => Json(answer).into_response(),
         Ok(Err(problem)) => error(StatusCode::UNPROCESSABLE_ENTITY, problem),
         Err(failed) => error(StatusCode::INTERNAL_SERVER_ERROR, failed.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_backups_cannot_be_removed() {
+        let keep = |keep: &str| {
+            let asked = format!(r#"{{"dir":"/b","keep":{keep}}}"#);
+            serde_json::from_str::<BackupRequest>(&asked).ok().map(|asked| asked.keep.map(NonZeroU32::get))
+        };
+        assert_eq!((keep("1"), keep("null")), (Some(Some(1)), Some(None)));
+        for wrong in ["0", "4294967296", "-1"] {
+            assert_eq!(keep(wrong), None, "{wrong}");
+        }
     }
 }

@@ -6,6 +6,7 @@ mod opening;
 
 use std::{
     io,
+    num::NonZeroU32,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     task::Poll,
@@ -285,12 +286,12 @@ fn control(opening: &Arc<Opening>, running: &Arc<OnceLock<Running>>, stop: &Arc<
     }
 }
 
-fn backup(broker: &Broker, dir: &Path, keep: Option<usize>) -> Result<Value, String> {
+fn backup(broker: &Broker, dir: &Path, keep: Option<NonZeroU32>) -> Result<Value, String> {
     tracing::info!(dir = %dir.display(), "backup begun");
     let made = told(broker.store.backup(dir, keep));
     match &made {
         Ok(backup) => tracing::info!(dir = %dir.display(), %backup, "backup made"),
-        Err(error) => tracing::error!(dir = %dir.display(), error, "no backup was made"),
+        Err(error) => tracing::error!(dir = %dir.display(), error, "the backup failed"),
     }
     made
 }

@@ -2,6 +2,7 @@
 //!
 //! Must not copy anything itself: the broker that serves the store does, or `storage` where none runs.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -27,12 +28,12 @@ pub struct Args {
     #[arg(long, value_name = "PATH", conflicts_with = "data_dir")]
     socket: Option<PathBuf>,
     /// Remove the oldest backups, so that so many stay.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    keep: Option<u32>,
+    #[arg(long, value_name = "N")]
+    keep: Option<NonZeroU32>,
     /// List the backups in DIR, and make none.
     #[arg(long, conflicts_with_all = ["keep", "verify"])]
     list: bool,
-    /// Restore the newest backup in DIR, or the one of --backup, into a directory beside it, check every record, and remove it; make none.
+    /// Restore the newest backup in DIR, or the one of --backup, into a directory in DIR, check every record, and remove it; make none.
     #[arg(long, conflicts_with = "keep")]
     verify: bool,
     /// The backup to verify, by its number.
@@ -76,19 +77,34 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let held = if args.socket.is_some() { None } else { args.data.try_hold_to_read()? };
     let progress = Progress::new(args.quiet, "backing up", Unit::Bytes, 0);
-    let keep = args.keep.map(|keep| keep as usize);
     let made = match held {
         Some(held) => {
-            let made = progress.while_filling(&dir, || storage::backup(&held.dir, &dir, keep));
+            held.must_be_ours()?;
+            let made = progress.while_filling(&dir, || storage::backup(&held.dir, &dir, args.keep));
             serde_json::to_value(made.map_err(Failure::failed)?).map_err(Failure::failed)?
         }
         None => {
             let socket = live::socket(args.socket.as_deref(), &args.data)?;
-            let asked = json!({ "dir": dir, "keep": keep });
-            progress.while_filling(&dir, || live::post(&socket, "/v1/backup", &asked))?
+            progress.while_filling(&dir, || ask(&socket, &dir, args.keep))?
         }
     };
     tell(args, &made)
+}
+
+/// Has the broker make it.
+fn ask(socket: &Path, dir: &Path, keep: Option<NonZeroU32>) -> Result<Value, Failure> {
+    let name = dir.display();
+    let text =
+        dir.to_str().ok_or_else(|| Failure::Failed(format!("{name}: a broker takes no path that is not UTF-8")))?;
+    let made = live::post(socket, "/v1/backup", &json!({ "dir": text, "keep": keep }))?;
+    let id = made.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
+    match id {
+        Some(id) if storage::has_backup(dir, id) => Ok(made),
+        _ => Err(Failure::Failed(format!(
+            "{name}: the broker has made a backup there, but here there is none: it has a file system of its own, as in a container or by \
+             systemd's PrivateTmp=; name a directory that both see"
+        ))),
+    }
 }
 
 fn list(args: &Args, backups: &[Backup]) -> Result<(), Failure> {
@@ -97,6 +113,9 @@ fn list(args: &Args, backups: &[Backup]) -> Result<(), Failure> {
     }
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     backups.iter().try_for_each(|backup| {
+        if backup.is_damaged {
+            return print(format_args!("backup {}: damaged, a file of it is missing\n", backup.id));
+        }
         let ago = ago(now.saturating_sub(Duration::from_secs(backup.made_at_secs)));
         print(format_args!("backup {}: {} bytes in {} files, made {ago} ago\n", backup.id, backup.bytes, backup.files))
     })

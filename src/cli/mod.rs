@@ -19,6 +19,7 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use rustix::fs::Mode;
 
 use crate::config::ConfigErrors;
 
@@ -64,6 +65,10 @@ impl Cli {
     /// use, damaged, of a later release, of another user, read-only), and nothing in it was changed.
     #[must_use]
     pub fn run(self) -> ExitCode {
+        if matches!(self.command, Command::Serve(_) | Command::Backup(_) | Command::Restore(_) | Command::Store(_)) {
+            // RocksDB's files would be readable by all; they hold every payload.
+            rustix::process::umask(Mode::RWXG | Mode::RWXO);
+        }
         let outcome = match self.command {
             Command::Serve(args) => serve::run(args),
             Command::Config(command) => config::run(command),

@@ -11,7 +11,8 @@ mod stats;
 use std::{
     fs::{self, File},
     io,
-    path::PathBuf,
+    os::unix::{fs::MetadataExt, net::UnixStream},
+    path::{Path, PathBuf},
 };
 
 use rustix::fs::{FlockOperation, flock};
@@ -63,16 +64,17 @@ impl DataDir {
     /// Holds it for as long as the command reads, without changing anything in it.
     pub(super) fn hold_to_read(&self) -> Result<Held, Failure> {
         let dir = self.path()?;
-        self.try_hold_to_read()?.ok_or_else(|| in_use(&dir))
+        self.try_hold_to_read()?.ok_or_else(|| served(&dir))
     }
 
-    /// None while a broker runs on it.
+    /// None while a broker serves it.
     pub(super) fn try_hold_to_read(&self) -> Result<Option<Held>, Failure> {
         let dir = self.path()?;
         match File::open(dir.join("lock")) {
             Ok(lock) => match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => Ok(Some(Held { dir, _lock: Some(lock) })),
-                Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+                Err(rustix::io::Errno::WOULDBLOCK) if is_served(&dir) => Ok(None),
+                Err(rustix::io::Errno::WOULDBLOCK) => Err(in_use(&dir)),
                 Err(error) => Err(Failure::Failed(format!("{}: cannot lock it: {error}", dir.display()))),
             },
             // No broker has ever run on it.
@@ -85,6 +87,7 @@ impl DataDir {
     pub(super) fn hold_to_write(&self) -> Result<Held, Failure> {
         let dir = self.path()?;
         let lock = server::hold(&dir).map_err(|error| match error {
+            server::DataDirError::InUse { .. } if is_served(&dir) => served(&dir),
             server::DataDirError::InUse { .. } => in_use(&dir),
             error => Failure::unusable(error),
         })?;
@@ -98,7 +101,37 @@ pub(super) struct Held {
     _lock: Option<fs::File>,
 }
 
-fn in_use(dir: &std::path::Path) -> Failure {
+impl Held {
+    /// What is written by another user, the broker could not use.
+    pub(super) fn must_be_ours(&self) -> Result<(), Failure> {
+        let Ok(found) = fs::metadata(&self.dir) else { return Ok(()) };
+        let (owner, us) = (found.uid(), rustix::process::geteuid().as_raw());
+        if owner == us {
+            return Ok(());
+        }
+        Err(Failure::Failed(format!(
+            "{} belongs to user {owner}, whose broker could not use what user {us} writes; use sudo -u '#{owner}'",
+            self.dir.display()
+        )))
+    }
+}
+
+/// Whether it is a broker that holds it: commands answer nobody.
+fn is_served(dir: &Path) -> bool {
+    match UnixStream::connect(dir.join("control.sock")) {
+        Err(error) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused),
+        Ok(_) => true,
+    }
+}
+
+fn in_use(dir: &Path) -> Failure {
+    Failure::Failed(format!(
+        "{}: another pinnace command works on it, or a broker that is starting or stopping; try again when that is done",
+        dir.display()
+    ))
+}
+
+fn served(dir: &Path) -> Failure {
     Failure::Failed(format!(
         "{}: a broker runs on it; stop it first, or restore a backup of it elsewhere",
         dir.display()

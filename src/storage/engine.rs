@@ -2,7 +2,7 @@
 //!
 //! Must not know what keys and values mean.
 
-use std::{fmt, ops::ControlFlow, ops::Range, path::Path};
+use std::{fmt, num::NonZeroU32, ops::ControlFlow, ops::Range, path::Path};
 
 use super::{Backup, DiskUse, Error};
 
@@ -66,8 +66,8 @@ pub trait Engine: Send + Sync {
     /// given. Reads and writes go on meanwhile.
     ///
     /// # Errors
-    /// [`Error::NoBackup`] by an engine without files; [`Error::BackupRunning`], [`Error::BackupDir`], and as [`Engine::write`].
-    fn backup(&self, _dir: &Path, _keep: Option<usize>) -> Result<Backup, Error> {
+    /// [`Error::NoBackup`] by an engine without files; [`Error::BackupRunning`], [`Error::BackupDir`], [`Error::NotPurged`], and as [`Engine::write`].
+    fn backup(&self, _dir: &Path, _keep: Option<NonZeroU32>) -> Result<Backup, Error> {
         Err(Error::NoBackup)
     }
 

@@ -111,6 +111,15 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// There is one more backup, and none less.
+    #[error("backup {id} is made, but older ones could not be removed")]
+    NotPurged {
+        /// Its number.
+        id: u32,
+        /// The engine's own words.
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A file or directory of the store, or of its backups, cannot be made, written or removed.
     #[error("{}: {doing} failed", path.display())]
     File {

@@ -39,6 +39,7 @@ mod wal;
 
 use std::{
     fmt,
+    num::NonZeroU32,
     path::Path,
     sync::{
         Arc,
@@ -66,7 +67,7 @@ pub use log::{LogEntry, RecoveredLog};
 pub use memory::MemoryEngine;
 pub use offline::{
     Checked, Content, Finding, Import, Imported, Item, NewStore, Refused, Selection, Snapshot, backup, backups,
-    restore, verify_backup,
+    has_backup, restore, verify_backup,
 };
 #[cfg(feature = "rocksdb")]
 pub use quarantine::quarantine;
@@ -356,7 +357,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::NoBackup`], [`Error::BackupRunning`], [`Error::BackupDir`], [`Error::Engine`], and the failure of a store that has failed.
-    pub fn backup(&self, dir: &Path, keep: Option<usize>) -> Result<Backup, Error> {
+    pub fn backup(&self, dir: &Path, keep: Option<NonZeroU32>) -> Result<Backup, Error> {
         let (sender, outcome) = std::sync::mpsc::sync_channel(1);
         self.write(|batch| {
             // The engine has it: the backup syncs what it takes.

@@ -9,6 +9,7 @@ mod files;
 
 use std::{
     fs::{self, File},
+    num::NonZeroU32,
     ops::{ControlFlow, Deref},
     path::{Path, PathBuf},
     sync::{
@@ -258,7 +259,7 @@ impl Engine for RocksEngine {
         Ok(())
     }
 
-    fn backup(&self, dir: &Path, keep: Option<usize>) -> Result<Backup, Error> {
+    fn backup(&self, dir: &Path, keep: Option<NonZeroU32>) -> Result<Backup, Error> {
         let _one = self.backing_up.try_lock().ok_or(Error::BackupRunning)?;
         let db = self.db().clone().ok_or(Error::Closed)?;
         backup::make(&db, &self.dir, dir, keep)

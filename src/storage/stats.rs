@@ -96,6 +96,8 @@ pub struct TableUse {
 pub struct Backup {
     /// Counts up within its directory.
     pub id: u32,
+    /// A file of it is missing: it cannot be restored, and nothing else is known of it. Other damage is found by restoring it.
+    pub is_damaged: bool,
     /// When it was made, in seconds since the Unix epoch.
     pub made_at_secs: u64,
     /// Its bytes, those that it shares with others counted in.

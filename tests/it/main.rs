@@ -13,6 +13,8 @@
 mod acl;
 mod aliases;
 mod auth;
+#[cfg(feature = "rocksdb")]
+mod backups;
 mod clients;
 mod clock;
 mod config_errors;

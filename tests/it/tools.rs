@@ -23,13 +23,13 @@ use crate::support::{
 };
 
 /// Runs a command on a data directory.
-fn on(data_dir: &Path, args: &[&dyn AsRef<OsStr>]) -> Output {
+pub fn on(data_dir: &Path, args: &[&dyn AsRef<OsStr>]) -> Output {
     let flag: &OsStr = "--data-dir".as_ref();
     run(args.iter().map(|arg| arg.as_ref()).chain([flag, data_dir.as_os_str()]))
 }
 
 #[track_caller]
-fn done(output: &Output) -> String {
+pub fn done(output: &Output) -> String {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     out.into_owned()
@@ -37,19 +37,19 @@ fn done(output: &Output) -> String {
 
 /// Exit code 1 and one clear line.
 #[track_caller]
-fn refused(output: &Output, expected: &str) {
+pub fn refused(output: &Output, expected: &str) {
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
     assert!(err.contains(expected) && err.trim_end().lines().count() == 1, "{expected:?}: {err}");
 }
 
 #[track_caller]
-fn json(output: &Output) -> Json {
+pub fn json(output: &Output) -> Json {
     serde_json::from_str(&done(output)).unwrap()
 }
 
 /// Every file with its bytes and the time of its last change.
-fn files(dir: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
+pub fn files(dir: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

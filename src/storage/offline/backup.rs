@@ -2,7 +2,7 @@
 //!
 //! Must not know how a backup is made: that is the engine's.
 
-use std::path::Path;
+use std::{num::NonZeroU32, path::Path};
 
 use super::{
     super::{Backup, Config, Error, durable_engine, recover},
@@ -13,7 +13,7 @@ use super::{
 ///
 /// # Errors
 /// [`Error::NoStore`], and as there.
-pub fn backup(data_dir: &Path, dir: &Path, keep: Option<usize>) -> Result<Backup, Error> {
+pub fn backup(data_dir: &Path, dir: &Path, keep: Option<NonZeroU32>) -> Result<Backup, Error> {
     let store = data_dir.join("store");
     must_exist(&store)?;
     let engine = durable_engine(&store, &Config::default())?;
@@ -31,8 +31,14 @@ pub fn backups(dir: &Path) -> Result<Vec<Backup>, Error> {
     engine::list(dir)
 }
 
+/// Whether that backup is in `dir`, as this process sees it.
+#[must_use]
+pub fn has_backup(dir: &Path, id: u32) -> bool {
+    dir.join("meta").join(id.to_string()).is_file()
+}
+
 /// Restores a backup, the newest if none is named, as a new store. Its files are compared with their checksums, and it is put in its place
-/// as a whole, or not at all.
+/// as a whole, or not at all. A newest one that is damaged is an error: who wants an older one has to name it.
 ///
 /// # Errors
 /// [`Error::BackupDir`], [`Error::NewerFormat`], [`Error::File`], [`Error::Engine`].

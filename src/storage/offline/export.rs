@@ -96,12 +96,13 @@ fn queue_of(recovered: &Recovered) -> Option<(LogId, LogState)> {
     }
 }
 
-/// Its queue begins anew: nothing was ever sent from it.
+/// Its queue is empty, and goes on with its numbers: a client may hold packet ids that come from those before.
 fn without_queue(recovered: &mut Recovered) -> Option<(LogId, LogState)> {
-    match recovered {
-        Recovered::Session { session, log, .. } => (session.sent_until, *log) = (0, RecoveredLog::default()),
-        Recovered::Group { group, log } => (group.sent_until, *log) = (0, RecoveredLog::default()),
-        Recovered::Retained(..) | Recovered::Will(_) => {}
+    if let Recovered::Session { log, .. } | Recovered::Group { log, .. } = recovered {
+        let tail = log.tail;
+        let settled_bytes = log.state.settled_bytes.saturating_add(log.bytes);
+        let state = LogState { head: tail, trimmed: tail, settled: Vec::new(), settled_bytes };
+        *log = RecoveredLog { state, open: Vec::new(), tail, bytes: 0 };
     }
     None
 }

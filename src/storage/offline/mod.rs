@@ -15,7 +15,7 @@ use std::{path::Path, sync::Arc};
 use super::{Config, Engine, Error, Stats, recover, stats};
 
 pub use aside::NewStore;
-pub use backup::{backup, backups, restore, verify_backup};
+pub use backup::{backup, backups, has_backup, restore, verify_backup};
 pub use check::{Checked, Finding};
 pub use export::{Content, Item, Selection};
 pub use import::{Import, Imported, Refused};
@@ -93,8 +93,15 @@ impl Snapshot {
 
 /// An engine would make what is missing.
 fn must_exist(dir: &Path) -> Result<(), Error> {
-    let is_there = std::fs::read_dir(dir).is_ok_and(|mut files| files.next().is_some());
-    if is_there { Ok(()) } else { Err(Error::NoStore(dir.to_owned())) }
+    let reading = |cause| Error::file(dir, "reading the directory")(cause);
+    match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::NoStore(dir.to_owned())),
+        Err(error) => Err(reading(error)),
+        Ok(mut files) => match files.next() {
+            Some(file) => file.map(drop).map_err(reading),
+            None => Err(Error::NoStore(dir.to_owned())),
+        },
+    }
 }
 
 #[cfg(feature = "rocksdb")]

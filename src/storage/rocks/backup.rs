@@ -1,38 +1,40 @@
-//! Backups by RocksDB's own engine: files of tables are shared by all backups in a directory, by name, size and checksum.
+//! Backups by RocksDB's own engine: files of tables are shared by all backups in a directory, by number, size and the session that wrote them.
 //!
-//! Must not know what is in the database.
+//! A directory of backups belongs to one store: its file [`MARK`] says to which, and is locked by who uses it. Must not know what is in the
+//! database.
 
-use std::{fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions},
+    io::{ErrorKind, Read, Write},
+    num::NonZeroU32,
+    path::{Component, Path},
+};
 
 use rocksdb::{
     DB, Env,
     backup::{BackupEngine, BackupEngineInfo, BackupEngineOptions, RestoreOptions},
 };
+use rustix::fs::{FlockOperation, flock};
 
 use super::{
     super::{Backup, Error, make_dir, tree},
-    failed, lock,
+    failed,
 };
 
 /// Adds a backup of the database in `store` to those in `dir`, and keeps `keep` of them.
-pub(super) fn make(db: &DB, store: &Path, dir: &Path, keep: Option<usize>) -> Result<Backup, Error> {
+pub(super) fn make(db: &DB, store: &Path, dir: &Path, keep: Option<NonZeroU32>) -> Result<Backup, Error> {
     check_apart(store, dir)?;
     make_dir(dir).map_err(Error::file(dir, "making the directory"))?;
-    if !holds_backups(dir) && fs::read_dir(dir).map_err(Error::file(dir, "reading it"))?.next().is_some() {
-        return Err(refused(dir, "it is not empty and holds no backups; name a directory of its own"));
-    }
-    let _only_this_one = lock(dir).map_err(|error| match error {
-        Error::InUse(_) => refused(dir, "another backup is being written into it"),
-        error => error,
-    })?;
-    let mut engine = open(dir)?;
+    let mut backups = Backups::hold(dir, &db.get_db_identity().map_err(failed("asking for its id"))?)?;
     let before = tree(dir);
     // What is in memory is written out first, so that it is a file that the next backup shares.
-    engine.create_new_backup_flush(db, true).map_err(failed("writing the backup"))?;
+    backups.engine.create_new_backup_flush(db, true).map_err(failed("writing the backup"))?;
     let after = tree(dir);
-    let newest = engine.get_backup_info().pop().ok_or_else(|| refused(dir, "the backup is not there"))?;
+    let newest = backups.engine.get_backup_info().pop().ok_or_else(|| refused(dir, "the backup is not there"))?;
     if let Some(keep) = keep {
-        engine.purge_old_backups(keep).map_err(failed("removing old backups"))?;
+        let purged = backups.engine.purge_old_backups(keep.get() as usize);
+        purged.map_err(|cause| Error::NotPurged { id: newest.backup_id, cause: cause.into() })?;
     }
     Ok(Backup {
         new_bytes: Some(after.0.saturating_sub(before.0)),
@@ -43,34 +45,97 @@ pub(super) fn make(db: &DB, store: &Path, dir: &Path, keep: Option<usize>) -> Re
 
 /// See [`crate::storage::backups`].
 pub(in crate::storage) fn list(dir: &Path) -> Result<Vec<Backup>, Error> {
-    Ok(open_existing(dir)?.get_backup_info().iter().map(backup).collect())
+    Backups::hold_to_read(dir)?.list()
 }
 
 /// Puts the files of a backup, the newest if none is named, into the empty directory `to`; each is compared with its checksum.
 pub(in crate::storage) fn restore(dir: &Path, id: Option<u32>, to: &Path) -> Result<Backup, Error> {
-    let mut engine = open_existing(dir)?;
-    let found = engine.get_backup_info();
+    let mut backups = Backups::hold_to_read(dir)?;
+    let found = backups.list()?;
     let chosen = match id {
         None => found.last(),
-        Some(id) => found.iter().find(|backup| backup.backup_id == id),
+        Some(id) => found.iter().find(|backup| backup.id == id),
     };
-    let Some(chosen) = chosen else {
-        let ids: Vec<String> = found.iter().map(|backup| backup.backup_id.to_string()).collect();
-        let wanted = id.map_or_else(|| "no backup".to_owned(), |id| format!("no backup {id}"));
-        return Err(refused(dir, &format!("it holds {wanted}; there are: {}", ids.join(", "))));
+    let ids = || match found.iter().filter(|backup| !backup.is_damaged).map(|backup| backup.id.to_string()).collect() {
+        sound if Vec::is_empty(&sound) => "there is none that is whole".to_owned(),
+        sound => format!("there are: {}", sound.join(", ")),
     };
-    engine
-        .restore_from_backup(to, to, &RestoreOptions::default(), chosen.backup_id)
-        .map_err(failed("restoring the backup"))?;
-    Ok(backup(chosen))
+    match (chosen, id) {
+        (Some(backup), _) if backup.is_damaged => {
+            let problem = format!("a file of backup {} is missing; name another one by --backup; {}", backup.id, ids());
+            Err(refused(dir, &problem))
+        }
+        (Some(backup), _) => {
+            let restored = backups.engine.restore_from_backup(to, to, &RestoreOptions::default(), backup.id);
+            restored.map(|()| backup.clone()).map_err(failed("restoring the backup"))
+        }
+        (None, Some(id)) => Err(refused(dir, &format!("it holds no backup {id}; {}", ids()))),
+        (None, None) => Err(refused(dir, NO_BACKUPS)),
+    }
 }
 
-fn open_existing(dir: &Path) -> Result<BackupEngine, Error> {
-    // The engine would make what is missing.
-    if !holds_backups(dir) {
-        return Err(refused(dir, "there are no backups in it"));
+/// A directory of backups in use.
+struct Backups<'d> {
+    dir: &'d Path,
+    engine: BackupEngine,
+    _lock: File,
+}
+
+impl<'d> Backups<'d> {
+    /// For the store with this id to add to them; by nobody else meanwhile.
+    fn hold(dir: &'d Path, store: &[u8]) -> Result<Self, Error> {
+        let path = dir.join(MARK);
+        let has_begun = path.try_exists().map_err(Error::file(&path, "looking for it"))?;
+        if !has_begun && fs::read_dir(dir).map_err(Error::file(dir, "reading it"))?.next().is_some() {
+            return Err(refused(dir, "it is not empty and holds no backups; name a directory of its own"));
+        }
+        let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let mut mark = opened.map_err(Error::file(&path, "opening it"))?;
+        lock(dir, &mark, FlockOperation::NonBlockingLockExclusive)?;
+        let mut found = Vec::new();
+        mark.read_to_end(&mut found).map_err(Error::file(&path, "reading it"))?;
+        if found.is_empty() {
+            let written = mark.write_all(store).and_then(|()| mark.sync_all());
+            written.and_then(|()| File::open(dir)?.sync_all()).map_err(Error::file(&path, "writing it"))?;
+        } else if found != store {
+            return Err(refused(dir, "it holds backups of another store; name a directory of its own"));
+        }
+        Ok(Self { dir, engine: open(dir)?, _lock: mark })
     }
-    open(dir)
+
+    /// Nobody adds or removes any meanwhile.
+    fn hold_to_read(dir: &'d Path) -> Result<Self, Error> {
+        let path = dir.join(MARK);
+        let mark = File::open(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => refused(dir, NO_BACKUPS),
+            _ => Error::file(&path, "opening it")(error),
+        })?;
+        lock(dir, &mark, FlockOperation::NonBlockingLockShared)?;
+        Ok(Self { dir, engine: open(dir)?, _lock: mark })
+    }
+
+    /// By number. The engine says nothing of those that lack a file.
+    fn list(&self) -> Result<Vec<Backup>, Error> {
+        let meta = self.dir.join("meta");
+        let reading = |cause| Error::file(&meta, "reading the directory")(cause);
+        let mut found = BTreeMap::new();
+        for entry in fs::read_dir(&meta).map_err(reading)? {
+            if let Some(id) = entry.map_err(reading)?.file_name().to_str().and_then(|name| name.parse().ok()) {
+                found.insert(id, Backup { id, is_damaged: true, ..Backup::default() });
+            }
+        }
+        found.extend(self.engine.get_backup_info().iter().map(|info| (info.backup_id, backup(info))));
+        Ok(found.into_values().collect())
+    }
+}
+
+fn lock(dir: &Path, mark: &File, how: FlockOperation) -> Result<(), Error> {
+    flock(mark, how).map_err(|error| match error {
+        rustix::io::Errno::WOULDBLOCK => {
+            refused(dir, "another pinnace works on its backups; try again when that is done")
+        }
+        error => Error::file(dir, "locking it")(error.into()),
+    })
 }
 
 fn open(dir: &Path) -> Result<BackupEngine, Error> {
@@ -88,15 +153,16 @@ fn check_apart(store: &Path, dir: &Path) -> Result<(), Error> {
         return Err(refused(dir, "the path must be absolute"));
     }
     // What does not exist yet is where its nearest existing ancestor is.
-    let existing = dir.ancestors().find_map(|ancestor| ancestor.canonicalize().ok());
-    if existing.is_some_and(|existing| existing.starts_with(&data_dir)) {
+    let existing = dir.ancestors().find_map(|ancestor| Some((ancestor, ancestor.canonicalize().ok()?)));
+    let Some((ancestor, existing)) = existing else { return Err(refused(dir, "no part of the path is there")) };
+    let missing = dir.strip_prefix(ancestor).unwrap_or(dir);
+    if missing.components().any(|part| part == Component::ParentDir) {
+        return Err(refused(dir, "a part of the path before .. is not there"));
+    }
+    if existing.starts_with(&data_dir) {
         return Err(refused(dir, "it is in the data directory; backups must be apart from what they save"));
     }
     Ok(())
-}
-
-fn holds_backups(dir: &Path) -> bool {
-    dir.join("meta").is_dir()
 }
 
 fn refused(dir: &Path, problem: &str) -> Error {
@@ -109,14 +175,17 @@ fn backup(info: &BackupEngineInfo) -> Backup {
         made_at_secs: u64::try_from(info.timestamp).unwrap_or_default(),
         bytes: info.size,
         files: info.num_files,
-        new_bytes: None,
-        new_files: None,
+        ..Backup::default()
     }
 }
 
+/// In a directory of backups: names the store that they are of.
+const MARK: &str = "pinnace-store";
+const NO_BACKUPS: &str = "there are no backups in it";
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{num::NonZeroU32, sync::Arc};
 
     use crate::storage::{
         Config, Durability, Engine, Error, NewStore, Snapshot, Store, backups, restore,
@@ -136,7 +205,7 @@ mod tests {
         let made = store.backup(&kept, None).unwrap();
         assert!(made.id == 1 && made.new_bytes >= Some(made.bytes) && made.new_files >= Some(made.files), "{made:?}");
         store.write(|batch| batch.put_session(&session(2)));
-        assert_eq!(store.backup(&kept, Some(1)).unwrap().id, 2);
+        assert_eq!(store.backup(&kept, NonZeroU32::new(1)).unwrap().id, 2);
         assert_eq!(backups(&kept).unwrap().iter().map(|backup| backup.id).collect::<Vec<_>>(), [2]);
         let data_dir = tempfile::tempdir().unwrap();
         restore(&kept, None, NewStore::begin(data_dir.path()).unwrap()).unwrap();
