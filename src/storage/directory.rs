@@ -15,14 +15,16 @@ use std::{
 /// # Errors
 /// Those of the file system.
 pub fn make_dir(path: &Path) -> io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
-    }
     // Of a relative path the last parent is empty.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    if !parent.is_dir() {
-        make_dir(parent)?;
+    if path.is_dir() {
+        // It may have been made by a process that was killed before it was on the disk. Who may not read the parent has not made it.
+        return match File::open(parent) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(()),
+            opened => opened?.sync_all(),
+        };
     }
+    make_dir(parent)?;
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => {}
         made => made?,

@@ -2,7 +2,7 @@
 //! length and a type, out of which records are put together.
 //!
 //! Stricter than RocksDB's own reader, which drops what is left of a block without a word where a length runs beyond the end of the file
-//! or where zeros stand: what cannot be read is a hole, and behind it every byte is tried for a fragment that is whole. Must not know what the records hold.
+//! or where zeros stand: what cannot be read is a hole. Must not know what the records hold.
 
 use std::io::{self, Read};
 
@@ -31,11 +31,19 @@ pub(super) struct Frames<R> {
     record: Vec<u8>,
     /// Where the record that is being put together begins, after its first fragment.
     begun_at: Option<u64>,
+    searches: bool,
 }
 
 impl<R: Read> Frames<R> {
+    /// A hole ends with its fragment, or where the head of that makes no sense with its block. What stands within is not looked at: a payload
+    /// may hold what looks like a fragment.
     pub(super) fn new(input: R) -> Self {
-        Self { input, block: Vec::new(), block_at: 0, taken: 0, record: Vec::new(), begun_at: None }
+        Self { input, block: Vec::new(), block_at: 0, taken: 0, record: Vec::new(), begun_at: None, searches: false }
+    }
+
+    /// A hole ends with the next fragment that is whole: for a file that no peer writes into.
+    pub(super) fn searching(input: R) -> Self {
+        Self { searches: true, ..Self::new(input) }
     }
 
     /// Where the frame that was given last ends in the file.
@@ -85,11 +93,16 @@ impl<R: Read> Frames<R> {
         }
     }
 
-    /// From `from` to the next whole fragment of this block, or to its end.
+    /// From `from` to where reading goes on.
     fn hole(&mut self, from: u64) -> Frame<'_> {
         self.begun_at = None;
-        let is_whole = |at: &usize| self.block.get(*at..).and_then(fragment).is_some();
-        self.taken = (self.taken + 1..self.block.len()).find(is_whole).unwrap_or(self.block.len());
+        let next = if self.searches {
+            let is_whole = |at: &usize| self.block.get(*at..).and_then(fragment).is_some();
+            (self.taken + 1..self.block.len()).find(is_whole)
+        } else {
+            self.block.get(self.taken..).and_then(len).map(|len| self.taken + len)
+        };
+        self.taken = next.unwrap_or(self.block.len());
         Frame::Hole { at: from, len: self.block_at + self.taken as u64 - from }
     }
 
@@ -150,6 +163,13 @@ fn fragment(bytes: &[u8]) -> Option<(u8, &[u8])> {
     is_whole.then_some((*kind, body))
 }
 
+/// The length that the head of the fragment at the beginning of `bytes` tells, whole or not. None where it cannot be.
+fn len(bytes: &[u8]) -> Option<usize> {
+    let &[_, _, _, _, low, high, kind] = bytes.first_chunk::<HEADER>()?;
+    let len = HEADER + usize::from(u16::from_le_bytes([low, high]));
+    ((FULL..=LAST).contains(&kind) && len <= bytes.len()).then_some(len)
+}
+
 /// As it is stored: a checksum of bytes that hold checksums would be weak.
 fn masked(checksum: u32) -> u32 {
     checksum.rotate_right(15).wrapping_add(0xa282_ead8)
@@ -197,8 +217,11 @@ pub(super) mod tests {
     }
 
     fn read(bytes: &[u8]) -> (Vec<Vec<u8>>, Vec<(u64, u64)>) {
+        all(Frames::searching(bytes))
+    }
+
+    fn all(mut frames: Frames<&[u8]>) -> (Vec<Vec<u8>>, Vec<(u64, u64)>) {
         let (mut records, mut holes) = (Vec::new(), Vec::new());
-        let mut frames = Frames::new(bytes);
         while let Some(frame) = frames.next().unwrap() {
             match frame {
                 Frame::Record(record) => records.push(record.to_vec()),
@@ -237,6 +260,17 @@ pub(super) mod tests {
             assert_eq!(expected, records.len() - 1, "all but one, for byte {at}");
             assert!(!holes.is_empty() && holes[0].0 <= at as u64, "{holes:?} for byte {at}");
         }
+    }
+
+    /// What a client has put into a payload is never a record; what follows the fragment is.
+    #[test]
+    fn a_forged_fragment_within_a_hole_is_not_read() {
+        let forged = framed(&[b"forged".to_vec()]);
+        let mut bytes = framed(&[b"first".to_vec(), [b"payload ", &forged[..], &[0; 50]].concat(), b"last".to_vec()]);
+        let at = bytes.windows(7).position(|bytes| bytes == b"payload").unwrap();
+        bytes[at] ^= 1;
+        let (read, holes) = all(Frames::new(&bytes[..]));
+        assert_eq!((read, holes.len()), (vec![b"first".to_vec(), b"last".to_vec()], 1));
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub(super) struct RocksEngine {
     db: RwLock<Option<Arc<Locked>>>,
     /// The last sequence number that is known to be synced.
     synced: AtomicU64,
+    /// The oldest log that is needed, as batches tell it.
+    oldest: AtomicU64,
     /// Whether something was not as it was written: the next opening has to deal with it.
     is_damaged: AtomicBool,
     /// Held while a backup is made: one at a time, and the database stays open.
@@ -87,6 +89,7 @@ impl RocksEngine {
             config: config.clone(),
             db: RwLock::new(Some(Arc::new(db))),
             synced: AtomicU64::default(),
+            oldest: AtomicU64::default(),
             is_damaged: AtomicBool::default(),
             backing_up: Mutex::default(),
         }
@@ -129,9 +132,17 @@ impl RocksEngine {
         self.synced.store(db.latest_sequence_number(), Ordering::Relaxed);
     }
 
-    fn mark(&self, db: &DB) -> Result<Mark, Error> {
-        let oldest = db.property_int_value(OLDEST_LOG).map_err(failed("asking for its logs"))?;
-        Ok(Mark { synced: self.synced.load(Ordering::Relaxed), oldest: oldest.unwrap_or_default() })
+    /// What the next batch tells, and whether it has to be synced: a log is said to be the oldest once its beginning is on the disk. Else a power
+    /// cut that takes that could not be told from damage, as nothing stands before it.
+    fn mark(&self, db: &DB) -> Result<(Mark, bool), Error> {
+        let oldest = db.property_int_value(OLDEST_LOG).map_err(failed("asking for its logs"))?.unwrap_or_default();
+        let begins = oldest != self.oldest.load(Ordering::Relaxed);
+        if begins {
+            db.flush_wal(true).map_err(self.failed("syncing the write-ahead log"))?;
+            self.has_synced(db);
+            self.oldest.store(oldest, Ordering::Relaxed);
+        }
+        Ok((Mark { synced: self.synced.load(Ordering::Relaxed), oldest }, begins))
     }
 }
 
@@ -145,7 +156,9 @@ impl Engine for RocksEngine {
         let db = db.as_ref().ok_or(Error::Closed)?;
         let families = Families::of(db)?;
         let mut batch = WriteBatch::with_capacity_bytes(ops.size());
-        batch.put_log_data(self.mark(db)?.encode());
+        let (mark, begins) = self.mark(db)?;
+        let sync = sync || begins;
+        batch.put_log_data(mark.encode());
         for op in ops.iter() {
             match op {
                 Op::Put { table, key, value } => batch.put_cf(families.get(table), key, value),
@@ -246,6 +259,11 @@ impl Engine for RocksEngine {
         let backing_up = self.backing_up.try_lock_for(BACKUP_PATIENCE);
         if backing_up.is_none() {
             tracing::warn!("a backup that is being made is given up");
+        }
+        // It says of the last acknowledged batch that it was synced.
+        match self.write(&Ops::default(), true) {
+            Ok(()) | Err(Error::Closed) => {}
+            Err(error) => tracing::warn!(%error, "the write-ahead log ends without a mark"),
         }
         if let Some(db) = self.db.write().take() {
             // What table files hold is known by size and checksum, and the next start need not read it from the log.
@@ -372,13 +390,14 @@ fn name_tables(dir: &Path, config: &Config) -> Result<(), Box<dyn std::error::Er
 
 fn open(dir: &Path, config: &Config) -> Result<Locked, Error> {
     let locked = lock(dir)?;
-    vet::vet(dir)?;
-    if let Some(torn) = wal::cut_torn_end(dir)? {
+    let synced = vet::vet(dir)?;
+    if let Some(torn) = wal::cut_torn_end(dir, &synced)? {
         tracing::warn!(
             log = %torn.log.display(),
             at = torn.at,
             bytes = torn.bytes,
-            "the end of the write-ahead log is torn, as a crash leaves it, and was cut off: it was not synced yet"
+            saved = %torn.saved.display(),
+            "the end of the write-ahead log is torn, as a crash leaves it, and was cut off: nothing says that it was synced"
         );
     }
     vet::log_begins_anew(dir)?;

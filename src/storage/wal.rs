@@ -6,9 +6,11 @@
 //! nothing is touched. Each batch says so by its [`Mark`]. Must not know what else the batches hold.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     fs::{self, File, OpenOptions},
-    io::{self, BufReader},
+    io::{self, BufReader, Seek, SeekFrom},
+    iter,
     path::{Path, PathBuf},
 };
 
@@ -35,6 +37,8 @@ pub(super) struct Torn {
     pub(super) at: u64,
     /// Bytes that stood behind, in this log and in later ones.
     pub(super) bytes: u64,
+    /// The file that has those of this log; beside it are those of later ones.
+    pub(super) saved: PathBuf,
 }
 
 impl Mark {
@@ -48,38 +52,60 @@ impl Mark {
     }
 }
 
-/// Cuts the logs in `dir` before their first gap. The directory must be in nobody's use.
+/// Cuts the logs in `dir` before their first gap. What is cut off is kept beside them until the next time. `synced`: the sizes of logs that
+/// are known to have been synced as a whole, by number. The directory must be in nobody's use.
 ///
 /// # Errors
 /// [`Error::DamagedLog`], where nothing was touched; [`Error::Engine`].
-pub(super) fn cut_torn_end(dir: &Path) -> Result<Option<Torn>, Error> {
-    let read = |cause: io::Error| Error::Engine { doing: "reading the write-ahead log", cause: cause.into() };
-    let logs = needed(logs(dir).map_err(read)?).map_err(read)?;
-    let mut survey = Survey::default();
-    for (at, log) in logs.iter().enumerate() {
-        survey.read(at, log).map_err(read)?;
-    }
-    let Some((first, at)) = survey.gap else { return Ok(None) };
-    if survey.unmarked_behind {
+pub(super) fn cut_torn_end(dir: &Path, synced: &BTreeMap<u64, u64>) -> Result<Option<Torn>, Error> {
+    let failed = |doing| move |cause: io::Error| Error::Engine { doing, cause: cause.into() };
+    let logs = needed(dir).map_err(failed("reading the write-ahead log"))?;
+    let Some(Gap { first, at, next, behind }) = Gap::find(&logs) else { return Ok(None) };
+    if behind.is_unmarked {
         // The engine knows logs of earlier releases better.
         return Ok(None);
     }
-    let Some((log, later)) = logs.get(first..).and_then(<[_]>::split_first) else { return Ok(None) };
-    if survey.synced_behind >= survey.next {
-        return Err(Error::DamagedLog { log: log.clone(), at });
-    }
-    let cut = || {
-        let mut bytes = fs::metadata(log)?.len() - at;
-        OpenOptions::new().write(true).open(log)?.set_len(at)?;
-        for log in later {
-            bytes += fs::metadata(log)?.len();
-            OpenOptions::new().write(true).open(log)?.set_len(0)?;
-        }
-        Ok(Torn { log: log.clone(), at, bytes })
+    let cuts: Vec<_> = logs.iter().skip(first).zip([at].into_iter().chain(iter::repeat(0))).collect();
+    let Some((log, _)) = cuts.first() else { return Ok(None) };
+    let was_synced = match behind.synced {
+        // Nothing before the gap tells where it begins; but what stood at the beginning of the oldest log was synced before that was the oldest.
+        Some(upto) if next == 0 => behind.oldest >= log.number || behind.first.is_some_and(|first| upto + 1 >= first),
+        upto => upto.is_some_and(|upto| upto >= next),
     };
-    cut()
-        .map(Some)
-        .map_err(|cause: io::Error| Error::Engine { doing: "cutting the write-ahead log", cause: cause.into() })
+    let is_whole =
+        |(log, at): &(&Log, u64)| log.number.and_then(|number| synced.get(&number)).is_none_or(|size| at >= size);
+    if was_synced || !cuts.iter().all(is_whole) {
+        return Err(Error::DamagedLog { log: log.path.clone(), at });
+    }
+    let bytes = cut(dir, &cuts).map_err(failed("cutting the write-ahead log"))?;
+    Ok(Some(Torn { log: log.path.clone(), at, bytes, saved: torn_off(&log.path) }))
+}
+
+/// Cuts each log at its place, once what stands behind is on the disk in a file of its own; the bytes of all of them.
+fn cut(dir: &Path, cuts: &[(&Log, u64)]) -> io::Result<u64> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == TORN) {
+            fs::remove_file(path)?;
+        }
+    }
+    let mut bytes = 0;
+    for (log, at) in cuts {
+        let mut file = File::open(&log.path)?;
+        file.seek(SeekFrom::Start(*at))?;
+        let mut saved = File::create(torn_off(&log.path))?;
+        bytes += io::copy(&mut file, &mut saved)?;
+        saved.sync_all()?;
+    }
+    File::open(dir)?.sync_all()?;
+    for (log, at) in cuts {
+        OpenOptions::new().write(true).open(&log.path)?.set_len(*at)?;
+    }
+    Ok(bytes)
+}
+
+fn torn_off(log: &Path) -> PathBuf {
+    log.with_added_extension(TORN)
 }
 
 /// All logs, oldest first.
@@ -99,55 +125,114 @@ pub(super) fn number(log: &Path) -> Option<u64> {
     log.file_name()?.to_str()?.strip_suffix(".log")?.parse().ok()
 }
 
-/// Without those that the newest mark says are not needed.
-fn needed(mut logs: Vec<PathBuf>) -> io::Result<Vec<PathBuf>> {
-    for log in logs.iter().rev() {
-        let mut records = Records::open(log)?;
-        let mut oldest = None;
-        while let Some(step) = records.next()? {
-            if let Step::Batch(Batch { mark: Some(mark), .. }) = step {
-                oldest = oldest.max(Some(mark.oldest));
-            }
-        }
-        if oldest.is_some() {
-            logs.retain(|log| number(log) >= oldest);
+/// What the logs hold, oldest first, without those that the newest mark says are not needed.
+fn needed(dir: &Path) -> io::Result<Vec<Log>> {
+    let mut needed = Vec::new();
+    let mut oldest = None;
+    for path in logs(dir)?.into_iter().rev() {
+        if oldest.is_some() && number(&path) < oldest {
             break;
         }
+        let log = Log::read(path)?;
+        oldest = oldest.or(log.all.oldest);
+        needed.push(log);
     }
-    Ok(logs)
+    needed.reverse();
+    Ok(needed)
 }
 
-/// What the logs hold before the first gap, and what those behind it say.
-#[derive(Default)]
-struct Survey {
-    /// The sequence number that comes next before the gap; 0 before the first batch.
-    next: u64,
-    /// In which log it is, and where.
-    gap: Option<(usize, u64)>,
-    synced_behind: u64,
-    unmarked_behind: bool,
+/// What one log holds.
+struct Log {
+    path: PathBuf,
+    number: Option<u64>,
+    /// The sequence number at its beginning, and the one that comes next before its first gap.
+    runs: Option<(u64, u64)>,
+    gap: Option<u64>,
+    /// What the batches behind the gap say.
+    behind: Said,
+    all: Said,
 }
 
-impl Survey {
-    fn read(&mut self, at: usize, log: &Path) -> io::Result<()> {
-        let mut records = Records::open(log)?;
+/// What some batches say.
+#[derive(Default, Clone, Copy)]
+struct Said {
+    /// The first of their sequence numbers.
+    first: Option<u64>,
+    synced: Option<u64>,
+    oldest: Option<u64>,
+    is_unmarked: bool,
+}
+
+impl Said {
+    fn with(self, later: Self) -> Self {
+        Self {
+            first: self.first.or(later.first),
+            synced: self.synced.max(later.synced),
+            oldest: self.oldest.max(later.oldest),
+            is_unmarked: self.is_unmarked || later.is_unmarked,
+        }
+    }
+}
+
+impl Log {
+    fn read(path: PathBuf) -> io::Result<Self> {
+        let mut records = Records::open(&path)?;
+        let (number, said) = (number(&path), Said::default());
+        let mut log = Self { path, number, runs: None, gap: None, behind: said, all: said };
         let mut end = 0;
         while let Some(step) = records.next()? {
-            match step {
-                Step::Batch(batch) if self.gap.is_none() && (self.next == 0 || batch.first == self.next) => {
-                    (self.next, end) = (batch.first + u64::from(batch.count), batch.end);
-                }
-                Step::Batch(batch) => {
-                    self.gap.get_or_insert((at, end));
-                    self.synced_behind = self.synced_behind.max(batch.mark.unwrap_or_default().synced);
-                    self.unmarked_behind |= batch.mark.is_none();
-                }
-                Step::Gap => {
-                    self.gap.get_or_insert((at, end));
+            let Step::Batch(batch) = step else {
+                log.gap.get_or_insert(end);
+                continue;
+            };
+            let said = batch.said();
+            log.all = log.all.with(said);
+            match log.runs {
+                None if log.gap.is_none() => log.runs = Some((batch.first, batch.next)),
+                Some((first, next)) if log.gap.is_none() && next == batch.first => log.runs = Some((first, batch.next)),
+                _ => {
+                    log.gap.get_or_insert(end);
+                    log.behind = log.behind.with(said);
                 }
             }
+            if log.gap.is_none() {
+                end = batch.end;
+            }
         }
-        Ok(())
+        Ok(log)
+    }
+}
+
+/// The first gap.
+struct Gap {
+    /// The log that it is in.
+    first: usize,
+    at: u64,
+    /// The sequence number that comes next before it; 0 where there is none.
+    next: u64,
+    behind: Said,
+}
+
+impl Gap {
+    fn find(logs: &[Log]) -> Option<Self> {
+        let mut found: Option<Self> = None;
+        let mut next = 0;
+        for (at, log) in logs.iter().enumerate() {
+            if let Some(gap) = &mut found {
+                gap.behind = gap.behind.with(log.all);
+                continue;
+            }
+            found = match log.runs {
+                // The oldest log that is needed has lost all that it held.
+                Some(_) if next == 0 && at > 0 => Some(Self { first: 0, at: 0, next, behind: log.all }),
+                Some((first, _)) if next > 0 && first != next => Some(Self { first: at, at: 0, next, behind: log.all }),
+                runs => {
+                    next = runs.map_or(next, |(_, next)| next);
+                    log.gap.map(|gap| Self { first: at, at: gap, next, behind: log.behind })
+                }
+            };
+        }
+        found
     }
 }
 
@@ -158,9 +243,9 @@ enum Step {
 }
 
 struct Batch {
-    /// Its sequence numbers.
+    /// Its first sequence number, and that of the batch behind it.
     first: u64,
-    count: u32,
+    next: u64,
     mark: Option<Mark>,
     /// Where it ends in its log.
     end: u64,
@@ -171,12 +256,23 @@ impl Batch {
     fn parse(head: &[u8], end: u64) -> Option<Self> {
         let (first, rest) = head.split_first_chunk()?;
         let (count, rest) = rest.split_first_chunk()?;
+        let first = u64::from_le_bytes(*first);
+        let next = first.checked_add(u32::from_le_bytes(*count).into())?;
         let mark = rest.strip_prefix(&[LOG_DATA, 16]).and_then(|rest| {
             let (synced, rest) = rest.split_first_chunk()?;
             let (oldest, _) = rest.split_first_chunk()?;
             Some(Mark { synced: u64::from_le_bytes(*synced), oldest: u64::from_le_bytes(*oldest) })
         });
-        Some(Self { first: u64::from_le_bytes(*first), count: u32::from_le_bytes(*count), mark, end })
+        Some(Self { first, next, mark, end })
+    }
+
+    fn said(&self) -> Said {
+        Said {
+            first: Some(self.first),
+            synced: self.mark.map(|mark| mark.synced),
+            oldest: self.mark.map(|mark| mark.oldest),
+            is_unmarked: self.mark.is_none(),
+        }
     }
 }
 
@@ -240,7 +336,7 @@ pub(super) fn copy_whole_records(dir: &Path, copy: &Path) -> io::Result<Vec<Unre
                         let changes = next.and_then(|next| batch.first.checked_sub(next));
                         all.push(Unread { changes, ..unread });
                     }
-                    next = Some(batch.first + u64::from(batch.count));
+                    next = Some(batch.next);
                 }
             }
         }
@@ -264,3 +360,8 @@ pub(super) fn first_change(logs: &[PathBuf]) -> io::Result<Option<u64>> {
 
 /// In a batch: log data follow.
 const LOG_DATA: u8 = 3;
+/// What ends the names of files that hold what was cut off.
+const TORN: &str = "torn";
+
+#[cfg(test)]
+mod tests;

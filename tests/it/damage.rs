@@ -142,7 +142,7 @@ fn a_refusal_touches_nothing() {
     formats::fill(&mut broker);
     let data_dir = broker.data_dir();
     let log = newest(&data_dir.join("store"), ".log");
-    Damage::Flipped(100).inflict(&log);
+    Damage::Flipped(110).inflict(&log);
     let before = stamped(&data_dir);
     let (code, said) = broker.start_in_vain();
     assert_eq!(code, Some(3), "{said}");

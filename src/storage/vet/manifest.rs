@@ -19,6 +19,8 @@ pub(super) struct Manifest {
     /// Up to this one, changes are in table files.
     pub(super) last_sequence: u64,
     log_number_min: u64,
+    /// Write-ahead logs that were synced as a whole, by number, and their sizes.
+    pub(super) synced_logs: BTreeMap<u64, u64>,
     /// Bytes at its end that are not a whole record: a crash while it was written.
     pub(super) torn: u64,
 }
@@ -50,7 +52,7 @@ pub(super) enum Fault {
 impl Manifest {
     pub(super) fn read(input: impl Read) -> Result<Self, Fault> {
         let mut manifest = Self::default();
-        let mut frames = Frames::new(input);
+        let mut frames = Frames::searching(input);
         let mut hole = None;
         while let Some(frame) = frames.next().map_err(Fault::Io)? {
             match (frame, hole) {
@@ -105,6 +107,8 @@ impl Manifest {
                 201 => added = Some(String::from_utf8_lossy(edit.bytes()?).into_owned()),
                 202 => is_dropped = true,
                 203 | 300 => drop(edit.number()?),
+                LOG_SYNCED => self.log_synced(&mut Fields(edit.bytes()?))?,
+                LOGS_GONE => self.synced_logs = self.synced_logs.split_off(&Fields(edit.bytes()?).number()?),
                 // The comparator, and all that a reader may pass over.
                 1 => drop(edit.bytes()?),
                 tag if tag & IGNORABLE > 0 => drop(edit.bytes()?),
@@ -124,6 +128,14 @@ impl Manifest {
             self.files.remove(&number);
         }
         self.files.extend(new.into_iter().map(|(number, size)| (number, File { family, size })));
+        Some(())
+    }
+
+    fn log_synced(&mut self, edit: &mut Fields<'_>) -> Option<()> {
+        let number = edit.number()?;
+        while edit.number()? == 2 {
+            self.synced_logs.insert(number, edit.number()?);
+        }
         Some(())
     }
 
@@ -169,3 +181,5 @@ impl<'a> Fields<'a> {
 
 /// In a tag: what it stands for may be passed over.
 const IGNORABLE: u64 = 1 << 13;
+const LOG_SYNCED: u64 = IGNORABLE + 7;
+const LOGS_GONE: u64 = IGNORABLE + 8;

@@ -6,6 +6,7 @@
 mod manifest;
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -17,13 +18,13 @@ use super::{
 };
 use manifest::{Fault, Manifest};
 
-/// Looks at the store in `dir`.
+/// Looks at the store in `dir`. Which of its write-ahead logs were synced as a whole, by number, and their sizes.
 ///
 /// # Errors
 /// [`Error::DamagedFile`] names what is not as it was written; [`Error::Engine`]: it cannot be read.
-pub(super) fn vet(dir: &Path) -> Result<(), Error> {
+pub(super) fn vet(dir: &Path) -> Result<BTreeMap<u64, u64>, Error> {
     let files = Files::list(dir).map_err(unreadable)?;
-    let Some(current) = files.current(dir)? else { return Ok(()) };
+    let Some(current) = files.current(dir)? else { return Ok(BTreeMap::new()) };
     let manifest = read_manifest(&current)?;
     if manifest.torn > 0 {
         tracing::warn!(
@@ -58,7 +59,7 @@ pub(super) fn vet(dir: &Path) -> Result<(), Error> {
         let problem = "changes that stood before those of the write-ahead log are missing".into();
         return Err(Error::DamagedFile { path: current, problem });
     }
-    Ok(())
+    Ok(manifest.synced_logs)
 }
 
 /// To be called before the store is opened: until its new log has begun, a power cut may take that, with nothing in it.
