@@ -57,7 +57,7 @@ pub use throttle::Throttle;
 use crate::{
     auth::{Auth, Identity},
     metrics::{DropReason, Limit, Metrics, Sample},
-    mqtt::{Outbox, PacketId, QoS, ReasonCode, Shown, Timestamp, packet::Connect},
+    mqtt::{Message, Outbox, PacketId, QoS, ReasonCode, Shown, Timestamp, packet::Connect},
     router::{Generations, Router, Target},
     session::{Delivery, Reply, Session, Settled, Source, Terms},
     storage::{LogEntry, Lsn, OpenEntry, Outcome, Step, Store, StoredSession, UNSTORED},
@@ -73,6 +73,9 @@ use sweep::Sweep;
 use sys::Sys;
 use time::TimeWatch;
 use will::PendingWill;
+
+/// By session.
+type UnpublishedWills = HashMap<u64, (Lsn, Arc<Message>)>;
 
 /// The broker: everything that connections share.
 #[derive(Debug)]
@@ -101,8 +104,8 @@ pub struct Broker {
     queues: Arc<Queues>,
     pages: Arc<Pages>,
     next_unstored_id: AtomicU64,
-    /// Sessions whose Will is published by a commit that is under way or has failed, and that commit.
-    unpublished_wills: Arc<Mutex<HashMap<u64, Lsn>>>,
+    /// By session, the Will that is published by a commit that is under way or has failed, and that commit.
+    unpublished_wills: Arc<Mutex<UnpublishedWills>>,
     /// Whether everything is being read from the store anew: nobody is let in meanwhile.
     rebuilding: RwLock<bool>,
     /// Set once the broker stops.

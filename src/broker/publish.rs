@@ -68,7 +68,7 @@ pub(super) enum Op {
     /// The receiver is done with this shared body.
     Release(u64),
     /// The Will of this session is published, or refused. `again`: where that cannot be stored, it is to be published again.
-    WillDone { session: u64, again: bool },
+    WillDone { session: u64, again: Option<Arc<Message>> },
     /// A member of the group has settled this entry.
     Settle(Arc<Group>, u64),
 }
@@ -606,7 +606,7 @@ impl Broker {
             Op::Open(log, open) => batch.put_open(*log, open),
             Op::Close(log, seq) => batch.delete_open(*log, *seq),
             Op::Release(body) => batch.release_body(*body),
-            Op::WillDone { session, again } => self.will_done(*session, *again, batch),
+            Op::WillDone { session, again } => self.will_done(*session, again.as_ref(), batch),
             Op::Settle(group, seq) => group.settle(self, client.session.id, *seq, Some(batch), turn, now),
         }
     }

@@ -281,10 +281,13 @@ impl Broker {
     /// the commit that says so failed. The Wills that it knows are those that are due, and those whose publication failed.
     fn discard_ended(&self, found: &mut Found, old: &Clients, now: Timestamp) {
         let ended: Vec<_> = found.sessions.extract_if(.., |session| !old.contains_key(&session.stored.id)).collect();
-        let has_failed = |_: &u64, lsn: &mut Lsn| self.store.outcome(*lsn) == Outcome::Failed;
+        let has_failed = |_: &u64, (lsn, _): &mut (Lsn, _)| self.store.outcome(*lsn) == Outcome::Failed;
         let unpublished: HashMap<_, _> = self.unpublished_wills.lock().extract_if(has_failed).collect();
+        // A later Will of the same session is one that CONNACK did not accept.
+        let is_unpublished =
+            |will: &StoredWill| unpublished.get(&will.session).is_some_and(|(_, message)| **message == will.message);
         let (again, mut wills): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut found.wills).into_iter().partition(|will| unpublished.contains_key(&will.session));
+            std::mem::take(&mut found.wills).into_iter().partition(is_unpublished);
         found.wills = again.into_iter().map(|will| StoredWill { due_at: Some(now), ..will }).collect();
         wills.retain(|will| match old.get(&will.session) {
             Some(client) => client.will.is_none(),

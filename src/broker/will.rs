@@ -2,6 +2,8 @@
 //!
 //! Must not know why a connection ended.
 
+use std::sync::Arc;
+
 use crate::{
     metrics::DropReason,
     mqtt::{Message, QoS, Timestamp, packet::Will},
@@ -91,13 +93,14 @@ impl Broker {
     pub(super) fn publish_will(&self, client: &mut Client, turn: &mut Turn, now: Timestamp) {
         let Some(will) = client.will.take() else { return };
         let id = client.session.id;
+        let again = (will.message.qos != QoS::AtMostOnce || will.message.retain).then(|| will.message.clone().into());
+        let done = Op::WillDone { session: id, again };
         let mut message = will.message;
         message.expires_at = will.expiry_secs.map(|secs| now.plus_secs(u64::from(secs)));
         message.publisher = id;
         // It was accepted, maybe before a restart, with the QoS that it has, and has it still: Maximum QoS limits what clients send, not what
         // they are sent (3.2.2.3.4). To retain it is what the broker does not do any more.
         message.retain &= self.limits.retain_available;
-        let done = Op::WillDone { session: id, again: message.qos != QoS::AtMostOnce || message.retain };
         match self.may_publish(&client.receiver, &message.topic) {
             Ok(()) => {
                 self.publish_message(turn, message, &client.receiver);
@@ -115,15 +118,15 @@ impl Broker {
 
     /// The Will of `session` needs not be stored any more. It was accepted by CONNACK, and nobody is left to be told that its commit failed: then
     /// it is published once more when the store works again.
-    pub(super) fn will_done(&self, session: u64, again: bool, batch: &mut Batch) {
+    pub(super) fn will_done(&self, session: u64, again: Option<&Arc<Message>>, batch: &mut Batch) {
         batch.delete_will(session);
-        if again {
+        if let Some(message) = again {
             let (unpublished, lsn) = (self.unpublished_wills.clone(), batch.lsn());
             // Noted before it can fail: a rebuilding that follows the failure at once finds it.
-            unpublished.lock().insert(session, lsn);
+            unpublished.lock().insert(session, (lsn, message.clone()));
             let published = move |outcome| {
                 let mut unpublished = unpublished.lock();
-                if outcome == Outcome::Durable && unpublished.get(&session) == Some(&lsn) {
+                if outcome == Outcome::Durable && unpublished.get(&session).is_some_and(|(of, _)| *of == lsn) {
                     unpublished.remove(&session);
                 }
             };

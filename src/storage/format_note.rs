@@ -2,7 +2,8 @@
 //! store's own mark, which needs it open, holds where there is no such file.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
@@ -33,7 +34,21 @@ impl FormatNote {
         if self.noted == Some(FORMAT_VERSION) {
             return Ok(());
         }
-        fs::write(&self.path, format!("{FORMAT_VERSION}\n")).map_err(failed)
+        self.replace().map_err(failed)
+    }
+
+    /// A power cut leaves the old note or the new one.
+    fn replace(&self) -> io::Result<()> {
+        let new = self.path.with_extension("new");
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = File::create_new(&new)?;
+        file.write_all(format!("{FORMAT_VERSION}\n").as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new, &self.path)?;
+        self.path.parent().map_or(Ok(()), |store| File::open(store)?.sync_all())
     }
 }
 

@@ -9,8 +9,8 @@
  *   fault CALL PATH
  *   unknown CALL PATH                                                            (what this disk does not model)
  *
- * The fault file, one fault a line: CALL ERRNO SKIP COUNT SUFFIX
- *   Of the calls of that kind (open, write, read, sync, rename) to files whose path ends so (*: any), SKIP succeed and then COUNT fail
+ * The fault file, one fault a line: CALL ERRNO SKIP COUNT PART
+ *   Of the calls of that kind (open, write, read, sync, rename) to files whose path has this part (*: any), SKIP succeed and then COUNT fail
  *   (-1: all). ERRNO 0 is a short write instead. A file with another text begins anew.
  */
 #define _GNU_SOURCE
@@ -99,11 +99,10 @@ static int fault(const char *call, const char *path) {
     }
     char *rest, *line = strtok_r(text, "\n", &rest);
     for (int i = 0; i < FAULTS && line && !found; i++, line = strtok_r(NULL, "\n", &rest)) {
-        char kind[16], suffix[64];
+        char kind[16], part[64];
         long number, skip, count;
-        if (sscanf(line, "%15s %ld %ld %ld %63s", kind, &number, &skip, &count, suffix) != 5) abort();
-        size_t len = strlen(path), end = strlen(suffix);
-        if (strcmp(kind, call) || (strcmp(suffix, "*") && (len < end || strcmp(path + len - end, suffix)))) continue;
+        if (sscanf(line, "%15s %ld %ld %ld %63s", kind, &number, &skip, &count, part) != 5) abort();
+        if (strcmp(kind, call) || (strcmp(part, "*") && !strstr(path, part))) continue;
         long before = calls[i]++;
         if (before >= skip && (count < 0 || before < skip + count)) found = number ? (int)number : -1;
     }
@@ -125,18 +124,18 @@ static int open_at(int dir, const char *path, int flags, mode_t mode) {
     struct stat stat;
     if (!name) return REAL(openat)(dir, path, flags, mode);
     if (fails("open", name)) return -1;
-    int is_new = flags & O_CREAT && lstat(path, &stat);
-    if (!is_new && flags & O_TRUNC && !lstat(path, &stat) && stat.st_size) say("unknown truncation %s\n", name);
+    if (flags & O_TRUNC && !lstat(path, &stat) && stat.st_size) say("unknown truncation %s\n", name);
     int fd = REAL(openat)(dir, path, flags, mode);
     if (fd < 0 || fd >= DESCRIPTORS || fstat(fd, &stat)) return fd;
     files[fd].inode = stat.st_ino;
     files[fd].path = strdup(name);
-    if (is_new) {
-        char kept[PATH_MAX], number[32];
-        snprintf(number, sizeof number, "kept/%lu", (unsigned long)stat.st_ino);
-        in_home(kept, number);
-        if (REAL(link)(path, kept) && errno != EEXIST) abort();
+    char kept[PATH_MAX], number[32];
+    snprintf(number, sizeof number, "kept/%lu", (unsigned long)stat.st_ino);
+    in_home(kept, number);
+    /* One that is not kept is new, or the process that made it was killed over it. */
+    if (S_ISREG(stat.st_mode) && access(kept, F_OK)) {
         say("create %lu %s\n", (unsigned long)stat.st_ino, name);
+        if (REAL(link)(path, kept) && errno != EEXIST) abort();
     }
     return fd;
 }

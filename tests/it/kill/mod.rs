@@ -15,9 +15,10 @@ mod wills;
 use std::{
     net::SocketAddr,
     sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
 };
 
-use crate::support::{Broker, Connect, Disk, Random, Setup, eventually};
+use crate::support::{Broker, Client, Connect, Disk, Lost, PATIENCE, Packet, Random, Setup};
 
 use self::{
     group::Group, publisher::Publisher, receiver::Receiver, retained::Retained, sink::Sink, subscriber::Subscriber,
@@ -26,6 +27,7 @@ use self::{
 
 const KILLS: u64 = 60;
 const POWER_CUTS: u64 = 20;
+const FAILURES: u64 = 12;
 /// Every so many rounds the sinks are there while messages are published; else they are away, which is the case that stores everything.
 const ONLINE_EVERY: u64 = 6;
 
@@ -38,12 +40,23 @@ fn what_was_acknowledged_survives_kills() {
 #[test]
 fn what_was_acknowledged_survives_power_cuts() {
     let random = Random::seeded("what_was_acknowledged_survives_power_cuts");
-    // Little memory, so that logs and tables come and go while it runs.
-    let setup = Setup::new()
-        .durability("fsync")
-        .config("[storage]\nrocksdb_memtable_bytes = 1048576\nrocksdb_wal_bytes = 1048576\n");
-    let (disk, setup) = Disk::below(setup);
+    let (disk, setup) = Disk::below(short_of_memory());
     World::new(setup.start(), Some(disk), random).run(rounds(POWER_CUTS));
+}
+
+/// The disk fails in the middle of each round and is healed, and a later power cut shows what was built on what failed.
+#[test]
+fn what_was_acknowledged_survives_a_failing_disk() {
+    let random = Random::seeded("what_was_acknowledged_survives_a_failing_disk");
+    let (disk, setup) = Disk::below(short_of_memory());
+    let world = World::new(setup.start(), Some(disk), random);
+    World { disk_fails: true, ..world }.run(rounds(FAILURES));
+}
+
+/// Little memory, so that logs and tables come and go while it runs.
+fn short_of_memory() -> Setup {
+    let config = "[storage]\nrocksdb_memtable_bytes = 1048576\nrocksdb_wal_bytes = 1048576\n";
+    Setup::new().durability("fsync").config(config)
 }
 
 /// The disk does forget: where nothing is synced, a power cut takes what was acknowledged.
@@ -88,6 +101,39 @@ trait Actor: Send {
     fn check(&mut self, check: &Check<'_>);
 }
 
+/// Something that fails once, or until it is healed: on the log, or on the files that come and go behind it.
+fn faults(random: &mut Random) -> String {
+    let call = ["write", "sync", "open", "rename"][random.below(4) as usize];
+    let error = [5, 28][random.below(2) as usize];
+    let part = [".log", ".log", ".sst", "MANIFEST", "*"][random.below(5) as usize];
+    let count = if random.below(2) == 0 { "1" } else { "-1" };
+    format!("{call} {error} {} {count} {part}\n", random.below(4))
+}
+
+/// Connects, also where the store does not work for a while. An error that is no [`Lost::Io`] may be tried again. Whether the session was there.
+fn login(address: SocketAddr, connect: &Connect) -> Result<(Client, bool), Lost> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mut client = Client::try_tcp(address)?;
+        match client.try_login(connect)? {
+            Packet::ConnAck { code: 0, session_present, .. } => return Ok((client, session_present)),
+            Packet::ConnAck { code: 0x88 | 3, .. } if Instant::now() < deadline => {
+                std::thread::park_timeout(Duration::from_millis(10));
+            }
+            other => panic!("{}: {other:?}", connect.client_id),
+        }
+    }
+}
+
+/// What a failing disk may do to one at work, as it is not acknowledged.
+fn is_refusal(packet: &Packet) -> bool {
+    match packet {
+        Packet::Disconnect { code: 0x83, .. } | Packet::Ack { code: 0x97, .. } => true,
+        Packet::SubAck { codes, .. } | Packet::UnsubAck { codes, .. } => codes.iter().all(|code| *code == 0x83),
+        _ => false,
+    }
+}
+
 /// What there is to be held against.
 struct Check<'a> {
     broker: &'a Broker,
@@ -109,6 +155,8 @@ struct World {
     broker: Broker,
     /// What loses its power with the broker.
     disk: Option<Disk>,
+    /// It fails before that, too.
+    disk_fails: bool,
     random: Random,
     publishers: Vec<Publisher>,
     sinks: Vec<Sink>,
@@ -132,7 +180,7 @@ impl World {
             Box::new(Subscriber::new(&broker, random.fork())),
             Box::new(Wills::new(&broker, random.fork())),
         ];
-        Self { broker, disk, random, publishers, sinks, others }
+        Self { broker, disk, disk_fails: false, random, publishers, sinks, others }
     }
 
     fn run(mut self, rounds: u64) {
@@ -155,26 +203,53 @@ impl World {
             }
         }
         let published: u64 = self.publishers.iter().map(|publisher| publisher.next).sum();
-        println!("{published} messages in {rounds} rounds");
+        let failed = |line: &&String| line.contains("the store failed:");
+        let failures = self.broker.log_lines().iter().filter(failed).count();
+        println!("{published} messages in {rounds} rounds, with {failures} failures of the store");
+        assert_eq!(failures > 0, self.disk_fails);
     }
 
     /// Lets everybody work until so many messages were acknowledged, then kills the broker.
     fn storm(&mut self, online: bool) {
         let (address, count) = (self.broker.address(), &AtomicU64::new(0));
         let enough = 20 + self.random.below(300);
+        let mut wanted = enough;
+        let Self { broker, disk, random, publishers, sinks, others, .. } = self;
         std::thread::scope(|scope| {
-            for publisher in &mut self.publishers {
+            for publisher in publishers {
                 scope.spawn(move || publisher.stream(address, count));
             }
-            for sink in self.sinks.iter_mut().filter(|_| online) {
+            for sink in sinks.iter_mut().filter(|_| online) {
                 scope.spawn(move || sink.read(address, usize::MAX));
             }
-            for other in &mut self.others {
+            for other in others {
                 scope.spawn(move || other.work(address));
             }
-            eventually("acknowledgements", || (count.load(Ordering::Relaxed) >= enough).then_some(()));
-            self.broker.kill9();
+            let until = |enough| {
+                let deadline = Instant::now() + PATIENCE;
+                while count.load(Ordering::Relaxed) < enough && Instant::now() < deadline {
+                    std::thread::park_timeout(Duration::from_millis(1));
+                }
+            };
+            until(enough);
+            if let Some(disk) = disk.as_mut().filter(|_| self.disk_fails) {
+                let from = broker.log_len();
+                disk.fail(&faults(random));
+                // Some of them hit what is written now and then only.
+                let deadline = Instant::now() + Duration::from_millis(20 + random.below(300));
+                let is_told = || broker.log_lines()[from..].iter().any(|line| line.contains("the store failed"));
+                while Instant::now() < deadline && !is_told() {
+                    std::thread::park_timeout(Duration::from_millis(5));
+                }
+                disk.heal();
+                wanted = count.load(Ordering::Relaxed) + enough;
+                until(wanted);
+            }
+            // Before anything fails: they work until the broker is gone.
+            broker.kill9();
         });
+        let count = count.load(Ordering::Relaxed);
+        assert!(count >= wanted, "{count} acknowledgements within {PATIENCE:?}, not {wanted}");
     }
 
     fn restart(&mut self) {

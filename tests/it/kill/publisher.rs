@@ -12,6 +12,8 @@ use crate::support::{
     wire::{self, PUBACK, PUBCOMP, PUBREC, PUBREL, Publish},
 };
 
+use super::{is_refusal, login};
+
 const WINDOW: usize = 30;
 /// One acknowledgement in so many is the last thing that the client sees before it dies itself.
 const DIES_IN: u64 = 200;
@@ -48,8 +50,12 @@ impl Publisher {
 
     /// Publishes until the broker is gone.
     pub(super) fn stream(&mut self, address: SocketAddr, acknowledged: &AtomicU64) {
-        while let Ok(client) = self.resume(address) {
-            let _ = self.live(client, acknowledged);
+        loop {
+            match self.resume(address) {
+                Ok(client) => drop(self.live(client, acknowledged)),
+                Err(Lost::Io(_)) => return,
+                Err(_) => {}
+            }
         }
     }
 
@@ -85,9 +91,7 @@ impl Publisher {
 
     /// Connects and sends again what is not over.
     fn resume(&mut self, address: SocketAddr) -> Result<Client, Lost> {
-        let mut client = Client::try_tcp(address)?;
-        let connack = client.try_login(&self.connect)?;
-        let Packet::ConnAck { session_present, code: 0, .. } = connack else { panic!("{connack:?}") };
+        let (mut client, session_present) = login(address, &self.connect)?;
         assert!(session_present || !self.connected_before, "the session of publisher {} is gone", self.index);
         self.connected_before = true;
         let mut bytes = Vec::new();
@@ -104,9 +108,11 @@ impl Publisher {
 
     /// Takes one acknowledgement; what is to be said to it.
     fn acknowledgement(&mut self, client: &mut Client) -> Result<Vec<u8>, Lost> {
-        let Packet::Ack { kind, id, code, .. } = client.try_receive(PATIENCE)? else {
-            panic!("not an acknowledgement")
-        };
+        let packet = client.try_receive(PATIENCE)?;
+        if is_refusal(&packet) {
+            return Err(Lost::Closed);
+        }
+        let Packet::Ack { kind, id, code, .. } = packet else { panic!("{packet:?} is not an acknowledgement") };
         // "Packet Identifier not found" is no error while a handshake is recovered (3.7.2.1): its PUBCOMP was lost.
         assert!(code < 0x80 || (kind == PUBCOMP && code == 0x92), "refused with {code:#x}");
         let open = self.open.iter_mut().find(|(open, ..)| *open == id).expect("an id that is in flight");

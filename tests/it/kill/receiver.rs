@@ -7,6 +7,8 @@ use crate::support::{
     wire::{self, PUBACK, PUBCOMP, PUBREC, PUBREL, Publish},
 };
 
+use super::{is_refusal, login};
+
 /// A receiver with a persistent session and a memory of its own, as a device with flash has.
 pub(super) struct Receiver {
     connect: Connect,
@@ -30,11 +32,9 @@ impl Receiver {
 
     /// Connects to a broker that may be gone; the session must be there.
     pub(super) fn connect(&self, address: SocketAddr) -> Result<Client, Lost> {
-        let mut client = Client::try_tcp(address)?;
-        match client.try_login(&self.connect)? {
-            Packet::ConnAck { session_present: true, code: 0, .. } => Ok(client),
-            other => panic!("{}: {other:?}", self.name()),
-        }
+        let (client, session_present) = login(address, &self.connect)?;
+        assert!(session_present, "the session of {} is gone", self.name());
+        Ok(client)
     }
 
     /// Takes the next packet and keeps in mind what came, but does not say so yet: a message, if it is a new one, and what is to be said.
@@ -53,6 +53,7 @@ impl Receiver {
                 self.unreleased.remove(&id);
                 Ok((None, wire::ack(PUBCOMP, id)))
             }
+            other if is_refusal(&other) => Err(Lost::Closed),
             other => panic!("{}: {other:?}", self.name()),
         }
     }

@@ -8,7 +8,7 @@ use crate::support::{
     wire::{self, PUBACK, PUBCOMP, PUBREC, PUBREL, Publish},
 };
 
-use super::{Actor, Check};
+use super::{Actor, Check, is_refusal, login};
 
 const TOPICS: u64 = 8;
 
@@ -26,8 +26,7 @@ impl Retained {
 
     /// Sets or clears one after the other until the connection is lost.
     fn publish(&mut self, address: SocketAddr) -> Result<(), Lost> {
-        let mut client = Client::try_tcp(address)?;
-        client.try_login(&Connect::v5("keeper"))?;
+        let (mut client, _) = login(address, &Connect::v5("keeper"))?;
         loop {
             let topic = self.random.below(TOPICS) as usize;
             let value = if self.random.below(4) == 0 { String::new() } else { self.next.to_string() };
@@ -73,6 +72,7 @@ impl Actor for Retained {
 fn acknowledged(client: &mut Client, wanted: u8, wanted_id: u16) -> Result<(), Lost> {
     match client.try_receive(PATIENCE)? {
         Packet::Ack { kind, id, code, .. } if (kind, id) == (wanted, wanted_id) && code < 0x80 => Ok(()),
+        other if is_refusal(&other) => Err(Lost::Closed),
         other => panic!("{other:?}"),
     }
 }

@@ -7,7 +7,7 @@ use crate::support::{
     wire::{self, PUBACK},
 };
 
-use super::{Actor, Check, Receiver};
+use super::{Actor, Check, Receiver, is_refusal};
 
 const FILTERS: u64 = 8;
 
@@ -50,6 +50,7 @@ impl Subscriber {
 fn acknowledged(client: &mut Client, on: bool, wanted: u16) -> Result<(), Lost> {
     loop {
         match client.try_receive(PATIENCE)? {
+            packet if is_refusal(&packet) => return Err(Lost::Closed),
             Packet::SubAck { id, codes, .. } if on && id == wanted => {
                 assert!(codes.iter().all(|code| *code == 1), "SUBACK {codes:x?}");
                 return Ok(());

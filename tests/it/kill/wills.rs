@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use crate::support::{Broker, Client, Connect, Lost, PATIENCE, Packet, Random, Will, wire};
+use crate::support::{Broker, Client, Connect, Lost, PATIENCE, Random, Will, wire};
 
-use super::{Actor, Check, Receiver};
+use super::{Actor, Check, Receiver, login};
 
 const MORTALS: usize = 3;
 
@@ -46,12 +46,9 @@ impl Wills {
         self.next += 1;
         let connect = Connect::v5(&name).will(Will::new(&format!("will/{at}"), &payload).qos(2));
         let connect = if at == 0 { connect.persistent() } else { connect };
-        let mut client = Client::try_tcp(address)?;
         self.open.insert(payload.clone(), false);
-        match client.try_login(&connect)? {
-            Packet::ConnAck { code: 0, .. } => self.open.insert(payload.clone(), true),
-            other => panic!("{name}: {other:?}"),
-        };
+        let (client, _) = login(address, &connect)?;
+        self.open.insert(payload.clone(), true);
         Ok(Some((client, payload)))
     }
 }

@@ -275,7 +275,8 @@ impl Model {
     /// What is left of a file; none for a directory.
     fn left(&self, inode: u64, kept: &Path, random: &mut Random) -> Option<Vec<u8>> {
         let file = self.files.get(&inode)?;
-        let mut content = fs::read(kept.join(inode.to_string())).unwrap();
+        // One that was just being made is empty.
+        let mut content = fs::read(kept.join(inode.to_string())).unwrap_or_default();
         let mut missing = file.doubtful.clone();
         let written = file.settled + random.below(file.written - file.settled + 1);
         content.truncate(match random.below(4) {
