@@ -44,20 +44,27 @@ pub fn wait_if_ending() {
     }
 }
 
-/// First out of the way of those who still write into it.
+/// First out of the way of those who still write into it. What they made meanwhile, here or there, goes too.
 fn remove(path: &Path) {
     let mut gone = OsString::from(path);
     gone.push(".interrupted");
     let gone = PathBuf::from(gone);
+    let mut is_gone = 0;
     for _ in 0..REMOVE_ATTEMPTS {
-        if fs::rename(path, &gone).is_err() {
+        // Fails where nothing is there, or something of it is still being removed.
+        let _ = fs::rename(path, &gone);
+        let _ = fs::remove_file(&gone).or_else(|_| fs::remove_dir_all(&gone));
+        is_gone = if path.exists() || gone.exists() { 0 } else { is_gone + 1 };
+        if is_gone == REMOVED {
             return;
         }
-        let _ = fs::remove_file(&gone).or_else(|_| fs::remove_dir_all(&gone));
+        std::thread::yield_now();
     }
 }
 
 /// A directory may be made once more by who was just about to write into it.
-const REMOVE_ATTEMPTS: u32 = 10;
+const REMOVE_ATTEMPTS: u32 = 1000;
+/// It is gone if it was not there so often, one time after another.
+const REMOVED: u32 = 10;
 /// As a shell says it of what SIGINT has ended.
 const INTERRUPTED: i32 = 130;
