@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// The store is damaged, and is to be left as it is.
     #[error(
-        "{}\nthe store in {} is damaged, and was not opened; to start with what can be read of it, and have it moved to {}: \
+        "{}\nthe store in {} is damaged, and is not served; to start with what can be read of it, and have it moved to {}: \
          `pinnace serve --quarantine` (storage.on_corruption = \"quarantine\"); or bring back a backup by `pinnace restore`",
         storage::in_full(&**source),
         data_dir.join("store").display(),

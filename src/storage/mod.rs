@@ -147,7 +147,7 @@ impl Default for Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnCorruption {
-    /// It is left as it is, and not opened.
+    /// It is not served, and no record of it is changed.
     #[default]
     Refuse,
     /// It is moved aside, and what can be read of it becomes the store.
